@@ -1,0 +1,52 @@
+"""autotune finds the fastest training configuration of a PyTorch model that fits in memory."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from autotune.version import __version__
+
+if TYPE_CHECKING:
+    from autotune.errors import AutotuneError
+    from autotune.outcome import Estimate, Measurement, Trial
+    from autotune.output.config_file import load
+    from autotune.result import Result
+    from autotune.space import Config
+    from autotune.step.apply import apply
+    from autotune.tune import fit
+
+_HOME = {
+    "AutotuneError": "errors",
+    "Config": "space",
+    "Estimate": "outcome",
+    "Measurement": "outcome",
+    "Result": "result",
+    "Trial": "outcome",
+    "apply": "step.apply",
+    "fit": "tune",
+    "load": "output.config_file",
+}
+
+__all__ = [
+    "AutotuneError",
+    "Config",
+    "Estimate",
+    "Measurement",
+    "Result",
+    "Trial",
+    "__version__",
+    "apply",
+    "fit",
+    "load",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Load a promised name when it is first used, so that `--help` never loads torch (PEP 562)."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'autotune' has no attribute {name!r}")
+    return getattr(import_module(f"autotune.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """Return the promised names."""
+    return __all__

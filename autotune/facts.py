@@ -1,0 +1,111 @@
+"""What is known of the workload and of the machine before anything is tried.
+
+Plain numbers and names, read once in a launch of its own and sent to whoever decides; nothing
+here needs torch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Self
+
+LOADER_SETTINGS = (
+    "batch_size",
+    "num_workers",
+    "prefetch_factor",
+    "pin_memory",
+    "persistent_workers",
+)
+"""The settings a `loader_fn` may accept, as DESIGN 2.1 names them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceFacts:
+    """The device, in plain numbers.
+
+    Args:
+        kind: `"cpu"` or `"cuda"`.
+        name: What the vendor calls it.
+        native_precisions: Those of `off`, `bf16`, `fp16` that the hardware computes itself.
+        total_bytes: All its memory.
+        free_bytes: What can be had now, the limits of a container included.
+        usable_cores: Cores that this process may use: affinity and quota of its container.
+        threads: Intra-op threads that PyTorch takes by default there.
+    """
+
+    kind: str
+    name: str
+    native_precisions: tuple[str, ...]
+    total_bytes: int
+    free_bytes: int
+    usable_cores: int
+    threads: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the facts as JSON takes them."""
+        return asdict(self) | {"native_precisions": list(self.native_precisions)}
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> Self:
+        """Return the facts that `to_dict` wrote."""
+        return cls(
+            **{**document, "native_precisions": tuple(document["native_precisions"])},
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadFacts:
+    """What the workload is, as far as the search must know it.
+
+    Args:
+        dataset_length: Samples in the data set; None where it has no length.
+        loader_settings: Those of `LOADER_SETTINGS` that `loader_fn` accepts.
+        stated_batch_size: The batch size the user stated: the `DataLoader`'s, or the default of
+            `loader_fn`'s parameter; None where none was stated.
+        parameter_bytes: Bytes of parameters and buffers.
+        trainable_parameters: Number of trainable scalars.
+        has_convolutions: Whether a module is a convolution.
+        has_batch_norm: Whether a module normalises over the batch.
+        varies_in_shape: Whether two batches of one size had different shapes.
+        drops_last: Whether the loader drops a short last batch.
+        loss: How the loss is computed: `"loss_fn"`, `"model_loss"`, `"cross_entropy"`, ….
+        has_evaluation: Whether an `eval_loader_fn` was given.
+        batch: One line that describes the first batch.
+        largest_samples: Indices of the largest samples of the data set, largest first; empty
+            where they cannot be known.
+        scanned_samples: How many samples were looked at to find them.
+        fingerprint: What makes the workload the same workload; see DESIGN 2.4.
+        options: The script's `autotune_options`.
+    """
+
+    dataset_length: int | None
+    loader_settings: tuple[str, ...]
+    stated_batch_size: int | None
+    parameter_bytes: int
+    trainable_parameters: int
+    has_convolutions: bool
+    has_batch_norm: bool
+    varies_in_shape: bool
+    drops_last: bool
+    loss: str
+    has_evaluation: bool
+    batch: str
+    largest_samples: tuple[int, ...] = ()
+    scanned_samples: int = 0
+    fingerprint: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the facts as JSON takes them."""
+        plain = {item.name: getattr(self, item.name) for item in fields(self)}
+        return plain | {
+            "loader_settings": list(self.loader_settings),
+            "largest_samples": list(self.largest_samples),
+            "fingerprint": dict(self.fingerprint),
+            "options": dict(self.options),
+        }
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> Self:
+        """Return the facts that `to_dict` wrote."""
+        lists = ("loader_settings", "largest_samples")
+        return cls(**{**document, **{name: tuple(document[name]) for name in lists}})
