@@ -188,6 +188,9 @@ class Request:
         limit_bytes: Memory limit; None enforces none.
         time_limit_seconds: After this the launch is ended.
         largest_samples: Indices of the largest samples, largest first; empty where unknown.
+        skip_windows: Windows pulled from the loader and not computed on before timing starts;
+            rivals of a comparison share it, so that they see the same samples. A launch with
+            workers pulls at least `workers + 1` batches.
     """
 
     purpose: Purpose
@@ -198,6 +201,7 @@ class Request:
     limit_bytes: int | None = None
     time_limit_seconds: float = 60.0
     largest_samples: tuple[int, ...] = ()
+    skip_windows: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,11 @@ MOST_WORKERS = 16
 PREFETCH_FACTORS = (2, 4, 8)
 """Batches that each worker may prepare ahead; 2 is PyTorch's default."""
 
+SWITCHES = ("persistent_workers", "pin_memory", "cudnn_benchmark")
+"""The knobs that are on or off."""
+
+_ON_OFF: Mapping[object, bool] = {"on": True, "off": False, True: True, False: False}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
@@ -62,7 +67,7 @@ class Config:
                 _require_count(name, getattr(self, name), 1)
         if self.amp not in PRECISIONS:
             raise OptionInvalid(f"amp needs one of {', '.join(PRECISIONS)}, but got {self.amp!r}")
-        for name in ("persistent_workers", "pin_memory", "cudnn_benchmark"):
+        for name in SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise OptionInvalid(f"{name} needs on or off, but got {getattr(self, name)!r}")
         if self.num_workers == 0 and (self.prefetch_factor is not None or self.persistent_workers):
@@ -130,6 +135,30 @@ def knob_names() -> tuple[str, ...]:
     return tuple(item.name for item in fields(Config))
 
 
+def parse_value(knob: str, value: Any) -> Any:
+    """Return `value` as a config holds it: switches from on and off, numbers from text.
+
+    What it cannot read it returns as it is; `Config` says what is wrong with it.
+
+    Raises:
+        OptionInvalid: If the knob is unknown, or is a switch and `value` is neither on nor off.
+
+    >>> parse_value("pin_memory", "on"), parse_value("num_workers", "4")
+    (True, 4)
+    """
+    if knob not in knob_names():
+        raise unknown_knob(knob)
+    if knob in SWITCHES:
+        if not isinstance(value, bool | str) or value not in _ON_OFF:
+            raise OptionInvalid(f"{knob} needs on or off, but got {value!r}")
+        return _ON_OFF[value]
+    if knob == "amp":
+        return "off" if value is False else value
+    if value == "default":
+        return None
+    return int(value) if isinstance(value, str) and value.strip().isdigit() else value
+
+
 def unknown_knob(name: str) -> OptionInvalid:
     """Return the error that says which knobs there are."""
     return OptionInvalid(
@@ -154,6 +183,30 @@ class SearchSpace:
     effective_batch: int
     world_size: int = 1
     left_out: Mapping[str, str] = field(default_factory=dict)
+
+    def choices(self, knob: str) -> tuple[Value, ...]:
+        """Return the values to try of a knob; none where the space does not speak of it."""
+        return self.values.get(knob, ())
+
+    def with_workers(self, config: Config, num_workers: int) -> Config:
+        """Return `config` with so many loader workers, set up as this space allows.
+
+        Batches prepared ahead and workers that live on are at PyTorch's default of 2 and on, or at
+        the first allowed value where that is not among them.
+        """
+        if num_workers == 0:
+            return config.with_workers(0)
+        ahead = self.choices("prefetch_factor") or (None,)
+        return Config.from_dict(
+            config.to_dict()
+            | {
+                "num_workers": num_workers,
+                "prefetch_factor": PREFETCH_FACTORS[0]
+                if PREFETCH_FACTORS[0] in ahead
+                else ahead[0],
+                "persistent_workers": True in self.choices("persistent_workers"),
+            }
+        )
 
     def splits(self) -> tuple[tuple[int, int], ...]:
         """Return the pairs of batch size and accumulation steps, by ascending batch size.

@@ -1,0 +1,1 @@
+"""How many bytes a config will need."""

@@ -1,0 +1,1 @@
+"""What is left behind: config, training loop, report."""

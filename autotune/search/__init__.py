@@ -1,0 +1,1 @@
+"""Which config next, and which is best."""

@@ -1,0 +1,1 @@
+"""One launch of a config, in this process or in its own."""

@@ -1,0 +1,178 @@
+"""Python source made from the text of our own modules, which are read and never imported.
+
+The loop that a run writes holds the very lines that were measured: the definitions it needs, cut
+from the modules of `autotune.step` with their comments, and one sorted block of imports.
+"""
+
+import ast
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import resources
+
+_OWN = "autotune"
+_BLANK_LINES = 2
+"""Between definitions, as the formatter has it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A top-level statement of a module, with the comments above it.
+
+    Args:
+        names: What it defines.
+        uses: All names in it.
+        text: Its lines, as they are in the source.
+        is_import: Whether it imports.
+    """
+
+    names: frozenset[str]
+    uses: frozenset[str]
+    text: str
+    is_import: bool
+
+
+def module_text(name: str) -> str:
+    """Return the source of a module of `autotune.step`, without importing it."""
+    return resources.files(_OWN).joinpath("step", f"{name}.py").read_text(encoding="utf-8")
+
+
+def blocks(texts: Sequence[str], *, needed: Iterable[str]) -> str:
+    """Return the definitions of some modules that the needed names lead to, and their imports.
+
+    Args:
+        texts: Sources of modules, which may import each other.
+        needed: Names that the definitions are for.
+
+    Raises:
+        ValueError: If two modules define one name, since they come to lie in one file.
+    """
+    pieces = [piece for text in texts for piece in pieces_of(text)]
+    imports = [piece.text for piece in pieces if piece.is_import]
+    definitions = [piece for piece in pieces if not piece.is_import]
+    seen: set[str] = set()
+    for piece in definitions:
+        if seen & piece.names:
+            raise ValueError(f"two emitted modules define {', '.join(seen & piece.names)}")
+        seen |= piece.names
+    code = "\n".join(_joined(_reached(definitions, set(needed))))
+    return "\n".join([*imports, code.strip("\n")])
+
+
+def names_in(text: str) -> frozenset[str]:
+    """Return every name that a source reads or writes."""
+    return _names(ast.parse(text))
+
+
+def tidy(text: str) -> str:
+    """Return a source with its imports merged, sorted, without unused ones, below its docstring."""
+    tree, lines = ast.parse(text), text.splitlines()
+    used = frozenset[str]().union(*(_names(node) for node in tree.body if not _is_import(node)))
+    start = (tree.body[0].end_lineno or 0) if _is_string(tree.body[0]) else 0
+    gone: set[int] = set()
+    imports: list[tuple[str, ast.alias]] = []
+    for node in tree.body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            gone |= set(range(node.lineno - 1, node.end_lineno or node.lineno))
+            module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
+            imports += [(module, alias) for alias in node.names if _bound(alias) in used]
+    rest = [line for index, line in enumerate(lines) if index >= start and index not in gone]
+    body = "\n".join(rest).strip("\n")
+    head = [*lines[:start], "", *_import_lines(imports)]
+    return "\n".join(head).strip("\n") + "\n\n" + body + "\n"
+
+
+def pieces_of(text: str) -> Iterator[Piece]:
+    """Yield the statements of a module, but its docstring, `__all__` and imports of ours."""
+    tree, lines = ast.parse(text), text.splitlines()
+    nodes, end = tree.body, 0
+    for index, node in enumerate(nodes):
+        start, end = end, node.end_lineno or node.lineno
+        if _is_string(node) or _is_ours(node):
+            continue
+        follows = nodes[index + 1 : index + 2]
+        if follows and index and _is_string(follows[0]):
+            end = follows[0].end_lineno or end
+        yield Piece(
+            names=_defined(node),
+            uses=_names(node),
+            text="\n".join(lines[start:end]).strip("\n"),
+            is_import=_is_import(node),
+        )
+
+
+def _joined(pieces: Iterable[Piece]) -> Iterator[str]:
+    was_code = False
+    for piece in pieces:
+        is_code = piece.text.startswith(("def ", "class ", "@", "async "))
+        gap = _BLANK_LINES if is_code or was_code else 1
+        yield "\n" * gap + piece.text
+        was_code = is_code
+
+
+def _reached(pieces: Sequence[Piece], wanted: set[str]) -> list[Piece]:
+    kept: list[Piece] = []
+    while new := [piece for piece in pieces if piece not in kept and piece.names & wanted]:
+        kept += new
+        wanted = wanted.union(*(piece.uses for piece in new))
+    return [piece for piece in pieces if piece in kept]
+
+
+def _import_lines(imports: Iterable[tuple[str, ast.alias]]) -> Iterator[str]:
+    """Yield import statements in the order of isort: standard library, then the rest."""
+    plain = {ast.unparse(ast.Import([alias])) for module, alias in imports if not module}
+    members: dict[str, set[str]] = {}
+    for module, alias in imports:
+        if module:
+            members.setdefault(module, set()).add(ast.unparse(alias))
+    froms = [
+        f"from {module} import {', '.join(sorted(members[module], key=_member_order))}"
+        for module in sorted(members)
+    ]
+    for is_standard in (True, False):
+        section = [line for line in [*sorted(plain), *froms] if _is_standard(line) == is_standard]
+        if section:
+            yield from [*section, ""]
+
+
+def _member_order(name: str) -> tuple[int, str]:
+    if name.isupper() and len(name) > 1:
+        return 0, name
+    return (1 if name[0].isupper() else 2), name
+
+
+def _is_standard(statement: str) -> bool:
+    return statement.split()[1].partition(".")[0] in sys.stdlib_module_names
+
+
+def _bound(alias: ast.alias) -> str:
+    return alias.asname or alias.name.partition(".")[0]
+
+
+def _names(tree: ast.AST) -> frozenset[str]:
+    return frozenset(node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
+
+
+def _defined(node: ast.stmt) -> frozenset[str]:
+    match node:
+        case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+            return frozenset({name})
+        case ast.Assign(targets=targets):
+            return frozenset().union(*(_names(target) for target in targets))
+        case ast.AnnAssign(target=target):
+            return _names(target)
+        case _:
+            return frozenset()
+
+
+def _is_import(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Import | ast.ImportFrom)
+
+
+def _is_string(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def _is_ours(node: ast.stmt) -> bool:
+    is_ours = isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"{_OWN}.")
+    return is_ours or "__all__" in _defined(node)

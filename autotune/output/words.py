@@ -1,0 +1,254 @@
+"""The answer of a run in words: one phrasing for the terminal, the reports and the written loop."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import assert_never
+
+from autotune.outcome import Trial
+from autotune.space import Config, Value, knob_names
+from autotune.summary import Summary
+from autotune.units import format_bytes, format_duration
+
+PHASES = {
+    "0": "baseline",
+    "A": "batch and precision",
+    "B": "switches",
+    "C": "combinations",
+    "D": "loader",
+    "E": "race",
+    "F": "refinement",
+    "verdict": "verdict",
+    "verify": "verification",
+}
+"""The phases of METHOD.md D.1 in words."""
+
+STUDIES = {
+    "memory": "peak memory",
+    "compute": "steps on batches in hand",
+    "loader": "loader alone",
+    "e2e": "end to end",
+    "checks": "gradients",
+}
+"""What the trials of each study measure."""
+
+OUTCOMES = {
+    "measured": "measured",
+    "out_of_memory": "out of memory",
+    "skipped": "skipped",
+    "timed_out": "timed out",
+    "crashed": "crashed",
+    "invalid": "invalid",
+}
+
+_WHOLE_FROM = 100.0
+"""From here on decimals say less than the noise between launches does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PayBack:
+    """When the time that tuning took is won back.
+
+    Args:
+        samples: Samples of training at the tuned speed.
+        seconds: What these take.
+        epochs: The same in passes over the data set; None where it has no length.
+    """
+
+    samples: float
+    seconds: float
+    epochs: float | None
+
+
+def name_of(summary: Summary) -> str:
+    """Return what the run is called: its script's name."""
+    return Path(summary.script).stem if summary.script else "your model"
+
+
+def headline(summary: Summary) -> str:
+    """Return the answer in one sentence."""
+    use = f"Use {summary.config.describe()}"
+    match summary.verdict:
+        case "tuned":
+            return f"{use}: {_gain(summary)}."
+        case "keep":
+            return f"Keep what you have, {summary.config.describe()}: {_why_keep(summary)}."
+        case "unconfirmed":
+            return (
+                f"{use} with caution: {_gain(summary)}, but the budget ended before that "
+                "could be confirmed."
+            )
+        case "interrupted":
+            return (
+                f"Stopped early. {summary.config.describe()} is the best configuration that was "
+                "verified until then."
+            )
+        case _:
+            assert_never(summary.verdict)
+
+
+def speed_words(summary: Summary) -> str:
+    """Return the speed-up with its interval and the number of pairs, or why there is none."""
+    estimate = summary.speedup
+    if estimate is None:
+        return "not measured in pairs" if fits(summary.baseline) else "the baseline does not fit"
+    return (
+        f"95 % interval {estimate.low:.2f} to {estimate.high:.2f}, "
+        f"{count(estimate.pairs, 'pair')} of launches, end to end"
+    )
+
+
+def rate_words(summary: Summary) -> str:
+    """Return samples per second, before and after."""
+    after = summary.measured.samples_per_second if summary.measured else None
+    before = summary.baseline.measured
+    if before is None or before.samples_per_second is None or summary.verdict == "keep":
+        return f"{rate(after)} samples/s"
+    return f"{rate(after)} samples/s, was {rate(before.samples_per_second)}"
+
+
+def memory_words(summary: Summary) -> str:
+    """Return the peak out of the limit."""
+    peak = summary.measured.peak_bytes if summary.measured else None
+    whole = f"{format_bytes(peak)} of {format_bytes(summary.limit_bytes)}"
+    return whole if peak is None else f"{whole} ({peak / summary.limit_bytes:.0%})"
+
+
+def cost_words(summary: Summary) -> str:
+    """Return what the search took."""
+    launches = sum(len(trial.launches) for trial in summary.trials)
+    return (
+        f"{format_duration(summary.wall_seconds)}, {count(len(summary.trials), 'trial')}, "
+        f"{count(launches, 'launch', 'launches')}"
+    )
+
+
+def pay_back_words(summary: Summary) -> str:
+    """Return when the search has paid for itself, or that it does not."""
+    pay_back = pay_back_of(summary)
+    if pay_back is None:
+        return "nothing to win back: the speed stays as it is"
+    epochs = "" if pay_back.epochs is None else f", {pay_back.epochs:.3g} epochs"
+    return (
+        f"pays back after {pay_back.samples:,.0f} samples "
+        f"({format_duration(pay_back.seconds)} of training{epochs})"
+    )
+
+
+def pay_back_of(summary: Summary) -> PayBack | None:
+    """Return when the search pays back; None where no gain was measured.
+
+    At `v` times the baseline's speed, training wins `1 - 1/v` of the time the baseline would
+    take; in the seconds `t` at the tuned speed that is `t * (v - 1)`, set equal to the cost.
+    """
+    measured, estimate = summary.measured, summary.speedup
+    if summary.verdict == "keep" or estimate is None or estimate.value <= 1:
+        return None
+    if measured is None or not measured.samples_per_second:
+        return None
+    seconds = summary.wall_seconds / (estimate.value - 1)
+    samples = seconds * measured.samples_per_second
+    length = summary.workload.dataset_length
+    return PayBack(samples=samples, seconds=seconds, epochs=samples / length if length else None)
+
+
+def has_new_batch(summary: Summary) -> bool:
+    """Whether an optimizer step now has another number of samples than the baseline's."""
+    return summary.is_global_batch_free and batch_ratio(summary) != 1
+
+
+def batch_ratio(summary: Summary) -> float:
+    """Return the effective batch over the baseline's."""
+    before = summary.baseline.config.samples_per_optimizer_step
+    return summary.config.samples_per_optimizer_step / before
+
+
+def flags(config: Config) -> str:
+    """Return a config as command-line flags; what is off or PyTorch's default is left out.
+
+    >>> flags(Config(batch_size=16, amp="bf16", pin_memory=True))
+    '--batch-size 16 --accumulation-steps 1 --amp bf16 --num-workers 0 --pin-memory'
+    """
+    parts = []
+    for knob, value in config.to_dict().items():
+        if value is not None and value is not False:
+            flag = f"--{knob.replace('_', '-')}"
+            parts.append(flag if value is True else f"{flag} {value}")
+    return " ".join(parts)
+
+
+def changes(before: Config, after: Config) -> tuple[tuple[str, str, str], ...]:
+    """Return knob, value before and value after, for every knob that differs."""
+    old, new = before.to_dict(), after.to_dict()
+    return tuple(
+        (knob, knob_value(old[knob]), knob_value(new[knob]))
+        for knob in knob_names()
+        if old[knob] != new[knob]
+    )
+
+
+def knob_value(value: Value) -> str:
+    """Return a knob's value as a reader says it."""
+    if value is None:
+        return "default"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value)
+
+
+def fits(trial: Trial) -> bool:
+    """Whether a trial ran to its end."""
+    return trial.measured is not None
+
+
+def rate(samples_per_second: float | None) -> str:
+    """Return a rate with as many digits as mean something.
+
+    >>> rate(68.4321), rate(1234.5), rate(None)
+    ('68.4', '1,234', 'unknown')
+    """
+    if samples_per_second is None:
+        return "unknown"
+    if samples_per_second >= _WHOLE_FROM:
+        return f"{samples_per_second:,.0f}"
+    return f"{samples_per_second:.3g}"
+
+
+def count(number: int, one: str, many: str = "") -> str:
+    """Return a number with its noun.
+
+    >>> count(1, "pair"), count(3, "launch", "launches")
+    ('1 pair', '3 launches')
+    """
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def _gain(summary: Summary) -> str:
+    estimate = summary.speedup
+    if summary.goal == "memory":
+        return f"peak memory {memory_words(summary)}{_share_of_baseline(summary)}"
+    if not fits(summary.baseline) and summary.reference == summary.baseline.config:
+        return "it fits, which your baseline does not"
+    if estimate is None:
+        return "the fastest that was measured"
+    times = f"{estimate.value:.2f} times as fast as"
+    if summary.reference == summary.baseline.config:
+        return f"{times} what you have"
+    return f"{times} {summary.reference.describe()}, the most of your baseline that fits"
+
+
+def _share_of_baseline(summary: Summary) -> str:
+    before = summary.baseline.measured
+    after = summary.measured
+    if before is None or after is None or not before.peak_bytes or after.peak_bytes is None:
+        return ""
+    return f", {after.peak_bytes / before.peak_bytes:.0%} of what you have"
+
+
+def _why_keep(summary: Summary) -> str:
+    estimate = summary.speedup
+    if estimate is None:
+        return "nothing that was tried is better by more than the noise"
+    return (
+        f"the best rival measured {estimate.value:.2f} times its speed, "
+        "which is no more than the noise"
+    )

@@ -1,0 +1,108 @@
+"""How long a launch takes: learnt from those that ran, so that a plan can keep to its budget."""
+
+import math
+import statistics
+from collections import defaultdict
+
+from autotune.outcome import Measurement, Purpose
+from autotune.space import Config
+
+WARM_UP_CYCLES = 3
+"""Optimizer steps that a timed launch is taken to spend before it measures."""
+
+SHRINKING = 0.7
+"""Time of a micro-batch is taken to fall with this power of its size: between a device that is
+busy (1) and one that is waiting for launches (0)."""
+
+LIMIT_FACTOR = 3.0
+"""A launch that takes longer than this many times what was expected is not worth waiting for."""
+
+LIMIT_FLOOR_SECONDS = 10.0
+"""The shortest time limit of a launch: a busy machine may be late by as much."""
+
+_SOME_CYCLES: dict[Purpose, float] = {"memory": 0, "verify": 2, "check": 4, "loader": 1}
+
+
+class Costs:
+    """What launches cost in seconds, as far as it has been seen.
+
+    Args:
+        world_size: Number of data-parallel ranks.
+    """
+
+    def __init__(self, *, world_size: int = 1) -> None:
+        self._world_size = world_size
+        self._computed: dict[tuple[str, int], float] = {}
+        self._trained: dict[tuple[str, int], float] = {}
+        self._starts: defaultdict[Purpose, list[float]] = defaultdict(list)
+        self._ratios: defaultdict[Purpose, list[float]] = defaultdict(list)
+
+    def learn(
+        self, config: Config, purpose: Purpose, *, cycles: int, wall: float, seen: Measurement
+    ) -> None:
+        """Take note of a launch that ran to its end within `wall` seconds."""
+        rate = seen.samples_per_second
+        if purpose in {"compute", "train"} and rate:
+            micro = config.batch_size * self._world_size / rate
+            known = self._computed if purpose == "compute" else self._trained
+            known[config.amp, config.batch_size] = micro
+            spent = (cycles + WARM_UP_CYCLES) * micro * config.accumulation_steps
+            self._starts[purpose].append(max(wall - spent, 0.0))
+        elif (expected := self._raw_seconds(config, purpose, cycles)) > 0:
+            self._ratios[purpose].append(wall / expected)
+
+    @property
+    def start_seconds(self) -> float:
+        """Seconds of a launch that are not steps; 0 while none was seen."""
+        starts = [statistics.median(found) for found in self._starts.values()]
+        return min(starts, default=0.0)
+
+    def cycle_seconds(self, config: Config, *, shrinking: float = SHRINKING) -> float:
+        """Return what one optimizer step of a config takes; 0 while nothing was timed."""
+        known = self._trained | self._computed
+        same = {size: t for (amp, size), t in known.items() if amp == config.amp}
+        points = same or {size: t for (_, size), t in known.items()}
+        if not points:
+            return 0.0
+        wanted = config.batch_size
+        nearest = min(points, key=lambda size: abs(math.log(size / wanted)))
+        power = 1.0 if wanted > nearest else shrinking
+        return points[nearest] * (wanted / nearest) ** power * config.accumulation_steps
+
+    def launch_seconds(self, config: Config, purpose: Purpose, *, cycles: int) -> float:
+        """Return what a launch is expected to take."""
+        ratios = self._ratios[purpose]
+        return self._raw_seconds(config, purpose, cycles) * (
+            statistics.median(ratios) if ratios else 1.0
+        )
+
+    def limit_seconds(self, config: Config, purpose: Purpose, *, cycles: int) -> float:
+        """Return after which time a launch of it is given up; infinite while nothing was timed.
+
+        A smaller micro-batch takes at most as long as a larger one, so that is allowed for.
+        """
+        if not self._trained and not self._computed:
+            return math.inf
+        slowest = self.cycle_seconds(config, shrinking=0.0)
+        likely = max(self.cycle_seconds(config), 1e-9)
+        expected = self.launch_seconds(config, purpose, cycles=cycles) * slowest / likely
+        return LIMIT_FLOOR_SECONDS + LIMIT_FACTOR * expected
+
+    def _raw_seconds(self, config: Config, purpose: Purpose, cycles: int) -> float:
+        starts = self._starts.get(purpose)
+        start = statistics.median(starts) if starts else self.start_seconds
+        return start + (cycles + _SOME_CYCLES.get(purpose, WARM_UP_CYCLES)) * self._cycle(
+            config, purpose
+        )
+
+    def _cycle(self, config: Config, purpose: Purpose) -> float:
+        stall = self._stall() if purpose in {"train", "verify", "loader"} else 1.0
+        return self.cycle_seconds(config) * stall
+
+    def _stall(self) -> float:
+        """Return how much longer a step with its loader takes than without, where both are seen."""
+        both = [
+            self._trained[key] / self._computed[key]
+            for key in self._trained.keys() & self._computed
+        ]
+        return max([1.0, *both[:1]])

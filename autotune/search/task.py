@@ -1,0 +1,72 @@
+"""What a search is asked: the space, the baseline, the limit, the goal."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from autotune.facts import DeviceFacts, WorkloadFacts
+from autotune.outcome import Measurement, Purpose
+from autotune.space import Config, SearchSpace
+
+Goal = Literal["throughput", "memory"]
+"""What is best: most samples per second, or the smallest peak that keeps 95 % of them."""
+
+KEPT_THROUGHPUT = 0.95
+"""With the goal `memory`, the share of the best throughput that the answer keeps (DESIGN 2.2)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What a search is asked.
+
+    Args:
+        space: Which configs may be tried.
+        baseline: The configuration the user has today.
+        workload: What the workload is.
+        device: Where it runs.
+        limit_bytes: The memory limit.
+        goal: What is best.
+        seed: Seed of every order and of every launch's data.
+    """
+
+    space: SearchSpace
+    baseline: Config
+    workload: WorkloadFacts
+    device: DeviceFacts
+    limit_bytes: int
+    goal: Goal = "throughput"
+    seed: int = 0
+
+    def threads_of(self, config: Config) -> int:
+        """Return the intra-op threads that a config runs with."""
+        return config.threads or self.device.threads
+
+    def with_split(self, config: Config, split: tuple[int, int]) -> Config:
+        """Return `config` with another batch size and accumulation steps."""
+        return replace(config, batch_size=split[0], accumulation_steps=split[1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """What a search is doing, for those who watch it.
+
+    Args:
+        phase: `0`, `A` … `F`, `verdict` or `verify`.
+        config: What is tried.
+        purpose: What the launch is for.
+        outcome: How it ended; None when it begins.
+        samples_per_second: What it reached; None where it was not timed, or when it begins.
+        best_config: The fastest config so far, end to end; None before there is one.
+        best: Its measurement.
+        seconds_left: Of the budget; infinite without a limit.
+        launches: Launches so far, this one included.
+    """
+
+    phase: str
+    config: Config
+    purpose: Purpose
+    outcome: str | None = None
+    samples_per_second: float | None = None
+    best_config: Config | None = None
+    best: Measurement | None = None
+    seconds_left: float = 0.0
+    launches: int = 0

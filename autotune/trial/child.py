@@ -1,0 +1,47 @@
+"""The inside of a launch's own process: an order in, an answer out."""
+
+import multiprocessing
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from autotune.device.base import find_device
+from autotune.errors import AutotuneError
+from autotune.trial.launch import attempt
+from autotune.trial.order import INSIDE_LAUNCH, Order, Source, read_order, write_answer
+from autotune.trial.packing import unpack
+from autotune.trial.survey import survey
+from autotune.workload import Workload, load_script
+
+
+def answer_order(order_path: Path, answer_path: Path) -> None:
+    """Carry out an order and write the answer: a report, facts, or a deliberate error."""
+    os.environ[INSIDE_LAUNCH] = "1"
+    order = read_order(order_path)
+    if order.start_method is not None:
+        multiprocessing.set_start_method(order.start_method, force=True)
+    try:
+        answer = _answer(order)
+    except AutotuneError as error:
+        kind = type(error).__name__
+        answer = {"error": {"type": kind, "message": str(error), "hint": error.hint}}
+    write_answer(answer_path, answer)
+
+
+def _answer(order: Order) -> dict[str, Any]:
+    device = find_device(order.device)
+    workload = load_source(order.source)
+    if order.request is None:
+        facts = survey(workload, scan_seconds=order.scan_seconds)
+        return {"facts": facts.to_dict(), "device": device.facts().to_dict()}
+    device.guard(order.request.limit_bytes)
+    return {"report": attempt(workload, device, order.request).to_dict()}
+
+
+def load_source(source: Source) -> Workload:
+    """Return the workload of a script or of packed live objects."""
+    if source.script is not None:
+        sys.argv[:] = [source.script]
+        return load_script(source.script)
+    return unpack(Path(source.live_path or ""))

@@ -1,0 +1,55 @@
+"""What makes a workload the same workload: shapes, classes and sources, never weights."""
+
+import hashlib
+import inspect
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.utils.data import DataLoader
+
+from autotune.step.batch import tensors_in
+from autotune.trial.sources import local_sources
+from autotune.workload import Workload
+
+
+def fingerprint(workload: Workload, model: nn.Module, batch: Any, loader: object) -> dict[str, Any]:
+    """Return what makes a workload the same workload (DESIGN 2.4): never weights or addresses."""
+    parts = [
+        (name, tuple(item.shape), str(item.dtype), item.requires_grad)
+        for name, item in (*model.named_parameters(), *model.named_buffers())
+    ]
+    modules = [f"{type(module).__qualname__}({module.extra_repr()})" for module in model.modules()]
+    tensors = [(str(item.dtype), tuple(item.shape[1:])) for item in tensors_in(batch)]
+    dataset = getattr(loader, "dataset", None)
+    kind = type(dataset if isinstance(loader, DataLoader) else loader).__qualname__
+    return {
+        "source": _source_hash(workload),
+        "tensors": _hash(parts),
+        "modules": _hash(modules),
+        "batch": _hash((type(batch).__name__, tensors)),
+        "dataset": f"{kind}[{dataset_length(loader)}]",
+    }
+
+
+def dataset_length(loader: object) -> int | None:
+    """Return the samples of a loader's data set; None where it has no length."""
+    dataset = getattr(loader, "dataset", None)
+    try:
+        return len(dataset)  # type: ignore[arg-type]  # what has none raises
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def _source_hash(workload: Workload) -> str:
+    """Return a hash of the script and its local imports, or of the live objects' sources."""
+    if workload.script is not None:
+        return _hash([path.read_text("utf-8") for path in local_sources(Path(workload.script))])
+    try:
+        return _hash([inspect.getsource(workload.loader_fn)])
+    except (OSError, TypeError):
+        return "unknown"
+
+
+def _hash(value: object) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:16]

@@ -1,0 +1,105 @@
+"""One launch: a request carried out in this process, and its end told as an outcome.
+
+`attempt` is the trial boundary: here alone is every exception caught, and each is either a
+failure of the candidate or raised again.
+"""
+
+import traceback
+from datetime import UTC, datetime
+
+import psutil
+
+from autotune.device.base import Device
+from autotune.device.oom import Failure, classify, forget
+from autotune.errors import AutotuneError, WorkloadInvalid
+from autotune.outcome import Crashed, Invalid, Launch, Outcome, OutOfMemory, Report, Request
+from autotune.step.apply import settings
+from autotune.step.batch import BatchUnclear, count_samples
+from autotune.step.loss import LossUnclear
+from autotune.step.precision import make_scaler
+from autotune.step.window import Stepper
+from autotune.trial.passes import Bench, Unusable, seed_everything
+from autotune.workload import Workload
+
+MODEL_SEED = 0
+"""All launches of a run start from the same weights."""
+
+
+def attempt(workload: Workload, device: Device, request: Request) -> Report:
+    """Carry out a request in this process.
+
+    Returns:
+        How it ended, and what was seen until then.
+
+    Raises:
+        AutotuneError: For what is no failure of the candidate.
+    """
+    started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
+    bench: Bench | None = None
+    failure: Exception | None = None
+    outcome: Outcome = Crashed(reason="the launch did not start")
+    try:
+        seed_everything(MODEL_SEED)
+        with settings(request.config, device.torch_device):
+            bench = _prepare(workload, device, request)
+            outcome = bench.run()
+    except Exception as error:  # noqa: BLE001  # the trial boundary; `end_of` raises what is ours
+        failure = error
+    if failure is not None:
+        outcome = end_of(failure, is_limited=request.limit_bytes is not None)
+        forget(failure)  # its frames hold the step's tensors (CASES.md rows 16, 38)
+    launch = Launch(
+        started_at=started_at,
+        seed=request.seed,
+        step_seconds=bench.step_seconds if bench else (),
+        peak_bytes=bench.peak_bytes if bench else None,
+        load=round(psutil.getloadavg()[0], 2),
+    )
+    del bench, failure
+    device.release()
+    return Report(outcome=outcome, launch=launch)
+
+
+def _prepare(workload: Workload, device: Device, request: Request) -> Bench:
+    model = workload.build_model(device.torch_device)
+    stepper = Stepper(
+        model=model,
+        optimizer=workload.build_optimizer(model),
+        scaler=make_scaler(device.torch_device, request.config.amp),
+        device=device.torch_device,
+        amp=request.config.amp,
+        loss_fn=workload.loss_fn,
+        count=workload.batch_size_fn or count_samples,
+    )
+    return Bench(workload=workload, device=device, request=request, stepper=stepper)
+
+
+def end_of(error: Exception, *, is_limited: bool) -> Outcome:
+    """Return what an exception of user code means: whose fault it is first, then memory.
+
+    Raises:
+        AutotuneError: If it is none of user code.
+    """
+    reason = f"{type(error).__name__}: {_first_line(error)}"
+    tail = "".join(traceback.format_exception(error))
+    if isinstance(error, Unusable):
+        return Invalid(reason=str(error))
+    if isinstance(error, WorkloadInvalid | LossUnclear | BatchUnclear):
+        hint = getattr(error, "hint", "")
+        return Crashed(reason=str(error), log_tail=hint, is_workload_error=True)
+    if isinstance(error, AutotuneError):
+        raise error
+    match classify(error, under_limit=is_limited):
+        case Failure.MEMORY:
+            return OutOfMemory(reason=reason)
+        case Failure.MEMORY_MAYBE:
+            return OutOfMemory(reason=f"perhaps memory, perhaps not: {reason}")
+        case Failure.SIZE_LIMIT:
+            return Crashed(reason=f"a size limit, not memory: {reason}", log_tail=tail)
+        case Failure.OTHER:
+            return Crashed(reason=reason, log_tail=tail)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else ""

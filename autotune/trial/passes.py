@@ -1,0 +1,253 @@
+"""What a launch does for each purpose, with model, optimizer and loader built anew."""
+
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from itertools import cycle, islice
+from typing import Any
+
+import numpy as np
+import torch
+
+from autotune.device.base import Device
+from autotune.outcome import Measured, Measurement, Outcome, Purpose, Request
+from autotune.space import Config
+from autotune.step.batch import tensors_in, to_device
+from autotune.step.precision import autocast
+from autotune.step.window import Stepper, windows
+from autotune.trial.guard import PIECES, check
+from autotune.trial.largest import first_batches, largest_batch
+from autotune.trial.measure import (
+    PATIENCE,
+    Cycle,
+    drain,
+    endless,
+    skip_windows,
+    summarise,
+    time_cycles,
+)
+from autotune.workload import Workload
+
+WATCHED_CYCLES = 2
+"""Optimizer steps of a memory pass: the second meets the optimizer's state (CASES.md row 30)."""
+
+WATCHED_MICRO_BATCHES = 2
+"""Micro-batches of a memory pass: from the second on gradients are there beside activations, and
+a third adds nothing."""
+
+
+class Unusable(Exception):
+    """A launch ran, but what it gave must not be used; the text says why."""
+
+
+def seed_everything(seed: int) -> None:
+    """Seed the random numbers of Python, NumPy and PyTorch."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002  # the global one is what data sets use
+    torch.manual_seed(seed)
+
+
+@dataclass(slots=True, kw_only=True)
+class Bench:
+    """A request with what was built for it, and what has been seen of it so far.
+
+    Not frozen: what was seen must survive an exception half-way.
+    """
+
+    workload: Workload
+    device: Device
+    request: Request
+    stepper: Stepper
+    step_seconds: tuple[float, ...] = ()
+    peak_bytes: int | None = None
+
+    @property
+    def config(self) -> Config:
+        """The config of the request."""
+        return self.request.config
+
+    def run(self) -> Outcome:
+        """Do what the request's purpose asks for."""
+        return _PASSES[self.request.purpose](self)
+
+    def loader(self, *, workers: int | None = None) -> Iterable[Any]:
+        """Return a loader, its order given by the request's seed."""
+        seed_everything(self.request.seed)
+        config = self.config if workers is None else self.config.with_workers(workers)
+        return self.workload.build_loader(config)
+
+    def first_window(self) -> list[Any]:
+        """Return the first window of the loader, read in this process.
+
+        Raises:
+            Unusable: If the loader gave another batch size than it was asked for.
+        """
+        steps = self.config.accumulation_steps
+        batches = first_batches(self.loader(workers=0), max(steps, 2))
+        found = self.stepper.count(batches[0])
+        is_whole_epoch = len(batches) == 1  # the data set is smaller than the batch
+        if found != self.config.batch_size and not is_whole_epoch:
+            raise Unusable(f"the loader gave {found} samples, not {self.config.batch_size}")
+        return batches[:steps]
+
+
+def _watch_memory(bench: Bench) -> Outcome:
+    """Two steps on the largest batch known, untimed."""
+    batch = largest_batch(bench.workload, bench.config, bench.request.largest_samples)
+    micro_batches = min(bench.config.accumulation_steps, WATCHED_MICRO_BATCHES)
+    return _watch(bench, batch, lambda: bench.stepper([batch] * micro_batches))
+
+
+def _verify(bench: Bench) -> Outcome:
+    """Two whole cycles on the largest batch known, and an evaluation batch (DESIGN 8.1)."""
+    batch = largest_batch(bench.workload, bench.config, bench.request.largest_samples)
+    evaluation = _evaluation_batches(bench)
+
+    def step() -> None:
+        loss = bench.stepper([batch] * bench.config.accumulation_steps)
+        if not torch.isfinite(loss):
+            raise Unusable("the loss is not finite")
+        for unseen in evaluation:
+            _evaluate(bench, unseen)
+
+    return _watch(bench, batch, step)
+
+
+def _evaluation_batches(bench: Bench) -> list[Any]:
+    if bench.workload.eval_loader_fn is None:
+        return []
+    loader = bench.workload.build_loader(bench.config.with_workers(0), is_evaluation=True)
+    return first_batches(loader, 1)
+
+
+def _evaluate(bench: Bench, batch: Any) -> None:
+    """Run the model on a batch as evaluation does, without asking for a loss."""
+    model = bench.stepper.model.eval()
+    with torch.inference_mode(), autocast(bench.stepper.device, bench.config.amp):
+        moved = to_device(batch, bench.stepper.device)
+        if isinstance(moved, Mapping):
+            model(**moved)
+        else:
+            model(moved[0] if isinstance(moved, list | tuple) else moved)
+    model.train()
+
+
+def _watch(bench: Bench, batch: Any, step: Callable[[], object]) -> Outcome:
+    limit = bench.request.limit_bytes
+    model = bench.stepper.model
+    held = [*model.parameters(), *model.buffers(), *tensors_in(batch)]
+    with bench.device.watch(held, limit_bytes=limit) as meter:
+        for _ in range(WATCHED_CYCLES):
+            step()
+    bench.peak_bytes = meter.peak.reserved_bytes or meter.peak.allocated_bytes
+    return Measured(
+        measurement=Measurement(
+            peak_bytes=bench.peak_bytes,
+            peak_allocated_bytes=meter.peak.allocated_bytes,
+            peak_reserved_bytes=meter.peak.reserved_bytes,
+            process_rss_bytes=bench.device.process_bytes(),
+            limit_bytes=limit,
+            samples_per_optimizer_step=bench.config.samples_per_optimizer_step,
+        )
+    )
+
+
+def _time_compute(bench: Bench) -> Outcome:
+    """Steps on batches in hand: what the device does if data costs nothing."""
+    needed = bench.config.accumulation_steps * bench.request.cycles
+    bench.first_window()
+    batches = first_batches(bench.loader(workers=0), needed)
+    held = list(windows(batches, bench.config.accumulation_steps))
+    bench.stepper(held[0])
+    return _timed(bench, islice(cycle(held), bench.request.cycles))
+
+
+def _time_training(bench: Bench) -> Outcome:
+    """Steps end to end: device warmed on batches in hand, loader started with an empty queue."""
+    bench.stepper(bench.first_window())
+    bench.device.synchronize()
+    stream = endless(bench.loader(), bench.config.accumulation_steps)
+    skip_windows(stream, _windows_to_skip(bench))
+    try:
+        return _timed(bench, stream)
+    finally:
+        stream.close()  # ends the loader's workers
+
+
+def _windows_to_skip(bench: Bench) -> int:
+    """Return enough windows for `workers + 1` batches, or what the request asks for."""
+    own = -(-(bench.config.num_workers + 1) // bench.config.accumulation_steps)
+    return max(bench.request.skip_windows, own if bench.config.num_workers else 0)
+
+
+def _timed(bench: Bench, stream: Iterator[list[Any]]) -> Outcome:
+    losses: list[torch.Tensor] = []
+    is_free = bench.device.kind == "cuda"  # its allocator counts anyway; the tracker costs time
+    watched = bench.device.watch((), limit_bytes=bench.request.limit_bytes)
+    with watched if is_free else nullcontext() as meter:
+        cycles = time_cycles(
+            stream,
+            lambda window: losses.append(bench.stepper(window)),
+            cycles=bench.request.cycles,
+            count=bench.stepper.count,
+            synchronize=bench.device.synchronize,
+            deadline=time.monotonic() + bench.request.time_limit_seconds * PATIENCE,
+        )
+    bench.step_seconds = tuple(timed.seconds for timed in cycles)
+    if not cycles:
+        raise Unusable("no step ran")
+    if not all(bool(torch.isfinite(loss)) for loss in losses):
+        raise Unusable("the loss is not finite")
+    peak = meter.peak if meter else None
+    bench.peak_bytes = (peak.reserved_bytes or peak.allocated_bytes) if peak else None
+    return _told(bench, cycles)
+
+
+def _told(bench: Bench, cycles: list[Cycle]) -> Outcome:
+    measurement = summarise(cycles, bench.config)
+    return Measured(
+        measurement=replace(
+            measurement,
+            peak_bytes=bench.peak_bytes,
+            process_rss_bytes=bench.device.process_bytes(),
+            limit_bytes=bench.request.limit_bytes,
+        )
+    )
+
+
+def _drain_loader(bench: Bench) -> Outcome:
+    """The loader alone: how fast it can hand out batches."""
+    stream = (window[0] for window in endless(bench.loader(), 1))
+    deadline = time.monotonic() + bench.request.time_limit_seconds * PATIENCE
+    batches = bench.request.cycles * bench.config.accumulation_steps
+    cycles = drain(
+        stream, bench.config, batches=batches, count=bench.stepper.count, deadline=deadline
+    )
+    if not cycles:
+        raise Unusable("the loader gave no batch")
+    bench.step_seconds = tuple(timed.seconds for timed in cycles)
+    return _told(bench, cycles)
+
+
+def _check_numerics(bench: Bench) -> Outcome:
+    """Gradients against the baseline's, on the same samples."""
+    config, baseline = bench.config, bench.request.baseline
+    if baseline is None:
+        raise Unusable("a check needs a baseline to compare with")
+    smaller = min(config, baseline, key=lambda one: one.batch_size)
+    loader = bench.workload.build_loader(smaller.with_workers(0))
+    window = first_batches(loader, PIECES)
+    stepper = replace(bench.stepper, amp=baseline.amp)
+    return check(stepper, window, config=config, baseline=baseline)
+
+
+_PASSES: Mapping[Purpose, Callable[[Bench], Outcome]] = {
+    "memory": _watch_memory,
+    "compute": _time_compute,
+    "loader": _drain_loader,
+    "train": _time_training,
+    "check": _check_numerics,
+    "verify": _verify,
+}

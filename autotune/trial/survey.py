@@ -1,0 +1,119 @@
+"""What a workload is, read once in a launch of its own before anything is tried."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from autotune.errors import OptionInvalid
+from autotune.facts import WorkloadFacts
+from autotune.space import DEFAULT_BATCH_SIZE, Config, largest_power_of_two
+from autotune.step.batch import tensors_in
+from autotune.trial.fingerprint import dataset_length, fingerprint
+from autotune.trial.largest import Scan, find_largest, first_batches
+from autotune.trial.passes import seed_everything
+from autotune.workload import Workload, accepted_settings, require_batch_size
+
+BATCHES_READ = 3
+"""Batches that are compared to see whether shapes vary."""
+
+
+def survey(workload: Workload, *, scan_seconds: float) -> WorkloadFacts:
+    """Build the model and the loader once, read some batches, and say what was found.
+
+    Args:
+        workload: What is to be tuned.
+        scan_seconds: How long to look for the largest samples.
+
+    Raises:
+        WorkloadInvalid: If the model has nothing to train, or the loader gives nothing.
+    """
+    seed_everything(0)
+    space = workload.options.get("space", {})
+    require_batch_size(workload, space.get("batch_size") if isinstance(space, Mapping) else None)
+    model = workload.build_model(torch.device("cpu"))
+    workload.build_optimizer(model)
+    loader = _read_loader(workload)
+    batches = first_batches(loader, BATCHES_READ)
+    scan = find_largest(loader, seconds=scan_seconds)
+    return WorkloadFacts(
+        dataset_length=dataset_length(loader),
+        loader_settings=accepted_settings(workload.loader_fn),
+        stated_batch_size=workload.stated_batch_size(),
+        has_evaluation=workload.eval_loader_fn is not None,
+        drops_last=bool(getattr(loader, "drop_last", False)),
+        loss="loss_fn" if workload.loss_fn else "the default loss of the batch's form",
+        batch=describe_batch(batches[0]),
+        varies_in_shape=_varies(batches, scan),
+        largest_samples=scan.indices,
+        scanned_samples=scan.samples,
+        options=_plain_options(workload.options),
+        fingerprint=fingerprint(workload, model, batches[0], loader),
+        parameter_bytes=sum(_bytes(item) for item in (*model.parameters(), *model.buffers())),
+        trainable_parameters=sum(item.numel() for item in model.parameters() if item.requires_grad),
+        has_convolutions=_has(model, nn.modules.conv._ConvNd),  # noqa: SLF001  # their base
+        has_batch_norm=_has(model, nn.modules.batchnorm._BatchNorm),  # noqa: SLF001  # their base
+    )
+
+
+def _read_loader(workload: Workload) -> Iterable[Any]:
+    """Return a loader of a batch size that the data set can fill."""
+    size = workload.stated_batch_size() or DEFAULT_BATCH_SIZE
+    loader = workload.build_loader(Config(batch_size=size))
+    length = dataset_length(loader)
+    if length is not None and 0 < length < size:
+        loader = workload.build_loader(Config(batch_size=largest_power_of_two(length)))
+    return loader
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _has(model: nn.Module, kind: type[nn.Module]) -> bool:
+    return any(isinstance(module, kind) for module in model.modules())
+
+
+def _varies(batches: Iterable[Any], scan: Scan) -> bool:
+    """Whether batches have different shapes, their number of samples apart."""
+    shapes = {tuple(tuple(tensor.shape[1:]) for tensor in tensors_in(batch)) for batch in batches}
+    return len(shapes) > 1 or bool(scan.indices)
+
+
+def describe_batch(batch: Any) -> str:
+    """Return one line that says what a batch looks like.
+
+    >>> describe_batch([torch.zeros(8, 3), torch.zeros(8, dtype=torch.long)])
+    'list of float32 (8, 3), int64 (8,)'
+    """
+    tensors = [
+        f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+        for tensor in tensors_in(batch)
+    ]
+    names = f" with {', '.join(map(str, batch))}:" if isinstance(batch, Mapping) else " of"
+    kind = "" if isinstance(batch, Tensor) else f"{type(batch).__name__}{names} "
+    return kind + ", ".join(tensors)
+
+
+def _plain_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the script's options, which have to be numbers, texts, lists and dicts.
+
+    Raises:
+        OptionInvalid: If one of them is something else.
+    """
+    for name, value in options.items():
+        if not _is_plain(value):
+            raise OptionInvalid(
+                f"autotune_options needs plain values, but {name!r} is {type(value).__name__}",
+                hint="functions belong into the script under their own names",
+            )
+    return dict(options)
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return all(_is_plain(item) for item in value)
+    return value is None or isinstance(value, bool | int | float | str)

@@ -1,0 +1,232 @@
+"""What is tuned: model, loader, loss and optimizer, from a script or from live objects."""
+
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import AdamW, Optimizer
+
+from autotune.errors import WorkloadInvalid
+from autotune.facts import LOADER_SETTINGS
+from autotune.space import Config
+
+EXAMPLE_SCRIPT = """\
+def model_fn():
+    return MyModel()
+
+def loader_fn(batch_size, num_workers, prefetch_factor, pin_memory, persistent_workers):
+    return DataLoader(dataset, batch_size, shuffle=True, num_workers=num_workers,
+                      prefetch_factor=prefetch_factor, pin_memory=pin_memory,
+                      persistent_workers=persistent_workers)"""
+
+_FUNCTIONS = ("loss_fn", "optimizer_fn", "eval_loader_fn", "batch_size_fn")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What is tuned (DESIGN 2.1).
+
+    Args:
+        model_fn: Makes the model, or hands out the live one.
+        loader_fn: Makes a loader from those loader settings that its signature accepts.
+        loss_fn: `loss_fn(model, batch)`; None takes the default of the batch's form.
+        optimizer_fn: Makes an optimizer of parameters; None takes AdamW.
+        eval_loader_fn: As `loader_fn`, for evaluation; None where there is none.
+        batch_size_fn: Samples in a batch; None counts the leading dimension.
+        options: Default keyword arguments of `fit`, from the script.
+        script: Where it came from; None for live objects.
+    """
+
+    model_fn: Callable[[], nn.Module]
+    loader_fn: Callable[..., Iterable[Any]]
+    loss_fn: Callable[[nn.Module, Any], Any] | None = None
+    optimizer_fn: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None
+    eval_loader_fn: Callable[..., Iterable[Any]] | None = None
+    batch_size_fn: Callable[[Any], int] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    script: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("model_fn", "loader_fn", *_FUNCTIONS):
+            value = getattr(self, name)
+            if value is not None and not callable(value):
+                raise WorkloadInvalid(f"{name} needs to be a function, but is {value!r}")
+
+    def build_model(self, device: torch.device) -> nn.Module:
+        """Return the model on the device, in training mode.
+
+        Raises:
+            WorkloadInvalid: If it is no module, or nothing in it can be trained.
+        """
+        model = self.model_fn()
+        if not isinstance(model, nn.Module):
+            raise WorkloadInvalid(
+                f"model_fn needs to return a torch.nn.Module, but gave {type(model).__name__}"
+            )
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise WorkloadInvalid(
+                f"a model needs a parameter that requires a gradient, but "
+                f"{type(model).__name__} has none",
+                hint="unfreeze what is to be trained: parameter.requires_grad_(True)",
+            )
+        return model.to(device).train()
+
+    def build_optimizer(self, model: nn.Module) -> Optimizer:
+        """Return the optimizer of what requires a gradient: AdamW where none was given."""
+        trainable = [item for item in model.parameters() if item.requires_grad]
+        optimizer = self.optimizer_fn(trainable) if self.optimizer_fn else AdamW(trainable)
+        if not isinstance(optimizer, Optimizer):
+            raise WorkloadInvalid(
+                "optimizer_fn needs to return a torch.optim.Optimizer, "
+                f"but gave {type(optimizer).__name__}"
+            )
+        return optimizer
+
+    def build_loader(self, config: Config, *, is_evaluation: bool = False) -> Iterable[Any]:
+        """Return a loader with those settings of the config that its factory accepts."""
+        factory = self.eval_loader_fn if is_evaluation else self.loader_fn
+        if factory is None:
+            raise WorkloadInvalid("there is no eval_loader_fn to build a loader from")
+        accepted = accepted_settings(factory)
+        return factory(**{name: getattr(config, name) for name in accepted})
+
+    def stated_batch_size(self) -> int | None:
+        """Return the default of `loader_fn`'s `batch_size`, where the user wrote one."""
+        parameter = _parameters(self.loader_fn).get("batch_size")
+        default = None if parameter is None else parameter.default
+        return default if isinstance(default, int) and not isinstance(default, bool) else None
+
+
+def accepted_settings(factory: Callable[..., object]) -> tuple[str, ...]:
+    """Return those loader settings that a factory accepts by keyword; `**kwargs` takes all."""
+    parameters = _parameters(factory).values()
+    if any(item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters):
+        return LOADER_SETTINGS
+    by_keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    names = {item.name for item in parameters if item.kind in by_keyword}
+    return tuple(name for name in LOADER_SETTINGS if name in names)
+
+
+def _parameters(factory: Callable[..., object]) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(factory).parameters
+    except (TypeError, ValueError):  # some builtins have none that can be read
+        return {}
+
+
+def require_batch_size(workload: Workload, fixed: Sequence[object] | None) -> None:
+    """Refuse a factory that cannot be given a batch size, unless the user fixed one.
+
+    Raises:
+        WorkloadInvalid: If `loader_fn` does not accept `batch_size` and the space does not fix it.
+    """
+    accepted = accepted_settings(workload.loader_fn)
+    if "batch_size" in accepted or (fixed is not None and len(fixed) == 1):
+        return
+    names = ", ".join(_parameters(workload.loader_fn)) or "nothing"
+    raise WorkloadInvalid(
+        f"loader_fn needs to accept batch_size, but accepts {names}",
+        hint='add the parameter, or fix it with space={"batch_size": [n]}; for example:\n\n'
+        + EXAMPLE_SCRIPT,
+    )
+
+
+def live_workload(
+    model: nn.Module | Callable[[], nn.Module],
+    loader_fn: Callable[..., Iterable[Any]],
+    **functions: Any,
+) -> Workload:
+    """Return the workload of live objects; `functions` are the optional ones of a script.
+
+    Raises:
+        WorkloadInvalid: If one of them is not what it needs to be.
+    """
+    if isinstance(model, nn.Module):
+        return Workload(model_fn=_Handed(model), loader_fn=loader_fn, **functions)
+    if not callable(model):
+        raise WorkloadInvalid(
+            "fit needs a torch.nn.Module, or a function that makes one, "
+            f"but got {type(model).__name__}"
+        )
+    return Workload(model_fn=model, loader_fn=loader_fn, **functions)
+
+
+@dataclass(frozen=True, slots=True)
+class _Handed:
+    """A model factory that hands out a live model; a class, so that any pickle can send it."""
+
+    model: nn.Module
+
+    def __call__(self) -> nn.Module:
+        return self.model
+
+
+def load_script(path: str | Path) -> Workload:
+    """Return the workload of a script, imported as a module with its folder on `sys.path`.
+
+    Raises:
+        WorkloadInvalid: If the file is not there, raises when imported, or lacks `loader_fn` or
+            a model; the user's own traceback is in the message.
+    """
+    location = Path(path)
+    if not location.is_file():
+        raise WorkloadInvalid(
+            f"there is no script {str(path)!r}", hint="name a Python file with a loader_fn"
+        )
+    return workload_of_module(_import_file(location.resolve()), script=str(path))
+
+
+def _import_file(location: Path) -> ModuleType:
+    name = location.stem if location.stem not in sys.modules else f"{location.stem}_workload"
+    spec = importlib.util.spec_from_file_location(name, location)
+    if spec is None or spec.loader is None:
+        raise WorkloadInvalid(f"{location.name} needs to be a Python file (.py)")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # loader workers may have to import it by name
+    if str(location.parent) not in sys.path:
+        sys.path.insert(0, str(location.parent))
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        frames = "".join(traceback.format_exception(error)[2:])
+        raise WorkloadInvalid(
+            f"{location.name} raised {type(error).__name__} when it was imported: {error}",
+            hint=f"importing a script must not train; its own traceback:\n\n{frames}",
+        ) from error
+    return module
+
+
+def workload_of_module(module: ModuleType, *, script: str | None = None) -> Workload:
+    """Return the workload that a module describes by its names.
+
+    Raises:
+        WorkloadInvalid: If `loader_fn`, or both `model_fn` and `model`, are missing.
+    """
+    loader_fn = getattr(module, "loader_fn", None)
+    model = getattr(module, "model_fn", None) or getattr(module, "model", None)
+    missing = [
+        name for name, value in (("loader_fn", loader_fn), ("model_fn", model)) if value is None
+    ]
+    if missing or loader_fn is None or model is None:
+        raise WorkloadInvalid(
+            f"a script needs a loader_fn and a model_fn, but {module.__name__} has no "
+            f"{' and no '.join(missing)}",
+            hint=f"for example:\n\n{EXAMPLE_SCRIPT}",
+        )
+    options = getattr(module, "autotune_options", {})
+    if not isinstance(options, Mapping):
+        raise WorkloadInvalid(f"autotune_options needs to be a dict, but is {options!r}")
+    functions: dict[str, Any] = {name: getattr(module, name, None) for name in _FUNCTIONS}
+    model_fn = _Handed(model) if isinstance(model, nn.Module) else model
+    return Workload(
+        model_fn=model_fn, loader_fn=loader_fn, options=options, script=script, **functions
+    )
