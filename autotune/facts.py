@@ -109,3 +109,36 @@ class WorkloadFacts:
         """Return the facts that `to_dict` wrote."""
         lists = ("loader_settings", "largest_samples")
         return cls(**{**document, **{name: tuple(document[name]) for name in lists}})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """What is known before anything is tried.
+
+    Args:
+        workload: What the workload is.
+        device: What the device is.
+        overhead_bytes: What the surveying process took of the device beside any tensor: on a CPU
+            its resident memory, which is mostly libraries.
+    """
+
+    workload: WorkloadFacts
+    device: DeviceFacts
+    overhead_bytes: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the survey as JSON takes it."""
+        return {
+            "workload": self.workload.to_dict(),
+            "device": self.device.to_dict(),
+            "overhead_bytes": self.overhead_bytes,
+        }
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> Self:
+        """Return the survey that `to_dict` wrote."""
+        return cls(
+            workload=WorkloadFacts.from_dict(document["workload"]),
+            device=DeviceFacts.from_dict(document["device"]),
+            overhead_bytes=document["overhead_bytes"],
+        )

@@ -60,6 +60,11 @@ class Workload:
             if value is not None and not callable(value):
                 raise WorkloadInvalid(f"{name} needs to be a function, but is {value!r}")
 
+    @property
+    def live_model(self) -> nn.Module | None:
+        """The user's own model, where one was handed in; None where a function makes it."""
+        return self.model_fn.model if isinstance(self.model_fn, _Handed) else None
+
     def build_model(self, device: torch.device) -> nn.Module:
         """Return the model on the device, in training mode.
 

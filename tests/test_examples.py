@@ -336,7 +336,7 @@ def test_model_learns(bert: ModuleType) -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     losses = []
 
-    for batch in islice(bert.loader_fn(batch_size=8), 12):
+    for batch in islice(bert.loader_fn(batch_size=4), 10):
         loss = model(**batch).loss
         loss.backward()
         optimizer.step()

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from autotune.device.host import Host
+from autotune.device.oom import empty_backward_queue
 from autotune.device.peak import Meter
 from autotune.device.tracker import StorageTracker
 from autotune.facts import DeviceFacts
@@ -115,7 +116,8 @@ class CpuDevice:
         """Do nothing: a CPU's operators are done when they return."""
 
     def release(self) -> None:
-        """Free what only reference cycles keep alive."""
+        """Free what only a failed backward or reference cycles keep alive."""
+        empty_backward_queue()
         gc.collect()
 
     @contextmanager

@@ -13,6 +13,7 @@ import torch
 
 from autotune.device import nvml
 from autotune.device.host import Host
+from autotune.device.oom import empty_backward_queue
 from autotune.device.peak import Meter, Peak
 from autotune.errors import DeviceMissing
 from autotune.facts import DeviceFacts
@@ -121,7 +122,8 @@ class CudaDevice:
         torch.cuda.synchronize(self._device)
 
     def release(self) -> None:
-        """Free what only cycles keep alive, then give the allocator's unused memory back."""
+        """Free what a failed backward or cycles keep, then the allocator's unused memory."""
+        empty_backward_queue()
         gc.collect()
         torch.cuda.empty_cache()
 

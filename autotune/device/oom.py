@@ -138,12 +138,24 @@ def forget(error: BaseException) -> None:
 
     Call it outside of the `except` block, and take what is to be shown from the traceback before;
     the exception keeps its text. Rows 16 and 38: tensors live on in the frames of a caught error.
+    `Device.release` is the next thing to call.
     """
     for each in list(_chain(error)):
         traceback.clear_frames(each.__traceback__)
         each.__traceback__ = None
         each.__cause__ = None
         each.__context__ = None
+
+
+def empty_backward_queue() -> None:
+    """Drop what a failed backward left waiting in this thread's queue of the autograd engine.
+
+    Branches of the graph that were ready when another failed stay there with all they saved,
+    until the next backward finds that they belong to nothing (row 39; seen with torch 2.13 and
+    2.14). So one of a single number is run.
+    """
+    with torch.inference_mode(mode=False), torch.enable_grad():
+        torch.zeros(1, device="cpu", requires_grad=True).sum().backward()
 
 
 def _classify_one(error: BaseException, *, under_limit: bool) -> Failure:

@@ -84,7 +84,7 @@ class StorageTracker(TorchDispatchMode):
         for storage in _storages(list(tensors), self._device_type):
             self._count(storage, None)
         if self._is_over:
-            raise self._exceeded("entry")
+            raise self._exceeded(self._live_bytes, "entry")
 
     def __enter__(self) -> Self:
         held, self._held = self._held, []
@@ -113,8 +113,9 @@ class StorageTracker(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         self._see(result, func, inputs=(args, kwargs))
         if self._is_over:
+            live_bytes = self._live_bytes
             del result, args, kwargs  # else the error's traceback keeps them alive by this frame
-            raise self._exceeded(func)
+            raise self._exceeded(live_bytes, func)
         return result
 
     def _see(self, outputs: object, operator: object, *, inputs: object) -> None:
@@ -156,14 +157,13 @@ class StorageTracker(TorchDispatchMode):
         if id(storage) in self._sizes:
             self._recount(storage, _RESIZE)
             if self._is_over:
-                raise self._exceeded(_RESIZE)
+                raise self._exceeded(self._live_bytes, _RESIZE)
 
-    def _exceeded(self, operator: object) -> LimitExceeded:
+    def _exceeded(self, live_bytes: int, operator: object) -> LimitExceeded:
         """Return the error that names bytes, limit and operator."""
         return LimitExceeded(
-            f"live tensors need {self._live_bytes} bytes ({format_bytes(self._live_bytes)}) at "
-            f"{operator}, above the limit of {self._limit_bytes} bytes "
-            f"({format_bytes(self._limit_bytes)})"
+            f"live tensors need {live_bytes} bytes ({format_bytes(live_bytes)}) at {operator}, "
+            f"above the limit of {self._limit_bytes} bytes ({format_bytes(self._limit_bytes)})"
         )
 
 

@@ -166,7 +166,7 @@ def _fill(axes: Axes, summary: Summary, points: Sequence[Point]) -> list[str]:
     _set_axes(axes, right=right / factor, unit=unit)
     axes.set_ylim(0, max(point.samples_per_second for point in points) * 1.18)
     _draw_limit(axes, summary.limit_bytes / factor if in_sight else None, summary.limit_bytes)
-    edge = frontier(point for point in points if point.is_end_to_end) or frontier(points)
+    edge = frontier(points)
     axes.step(
         [point.peak_bytes / factor for point in edge],
         [point.samples_per_second for point in edge],

@@ -1,6 +1,28 @@
-"""The texts that reports and loops are filled into; they decide nothing."""
+"""Templates filled with words: they place what a view holds, and decide nothing."""
+
+import html
+import re
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+
+
+def markdown(text: object) -> str:
+    r"""Return a text so that Markdown shows it as it is, on one line.
+
+    >>> markdown("a|b *c*")
+    'a\\|b \\*c\\*'
+    """
+    line = " ".join(str(text).split())
+    escaped = re.sub(r"([\\`*_{}\[\]|#~$!])", r"\\\1", line)
+    return html.escape(escaped, quote=False)
+
+
+def fenced(text: str) -> str:
+    """Return a text as a Markdown code block, whatever it holds."""
+    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}\n{text}\n{fence}"
+
 
 _ENVIRONMENT = Environment(
     loader=PackageLoader("autotune.output", "templates"),
@@ -10,13 +32,14 @@ _ENVIRONMENT = Environment(
     lstrip_blocks=True,
     keep_trailing_newline=True,
 )
+_ENVIRONMENT.filters |= {"markdown": markdown, "fenced": fenced}
 
 
-def render(name: str, **view: object) -> str:
+def render(template: str, /, **view: object) -> str:
     """Return a template filled with a view; in HTML every value is escaped.
 
     Args:
-        name: The template's file name.
+        template: Its file name.
         view: What it shows, already in words.
     """
-    return _ENVIRONMENT.get_template(name).render(**view)
+    return _ENVIRONMENT.get_template(template).render(**view)

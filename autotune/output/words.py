@@ -11,7 +11,7 @@ from autotune.units import format_bytes, format_duration
 
 PHASES = {
     "0": "baseline",
-    "A": "batch and precision",
+    "A": "batch, precision",
     "B": "switches",
     "C": "combinations",
     "D": "loader",
@@ -24,7 +24,7 @@ PHASES = {
 
 STUDIES = {
     "memory": "peak memory",
-    "compute": "steps on batches in hand",
+    "compute": "steps alone",
     "loader": "loader alone",
     "e2e": "end to end",
     "checks": "gradients",
@@ -40,8 +40,8 @@ OUTCOMES = {
     "invalid": "invalid",
 }
 
-_WHOLE_FROM = 100.0
-"""From here on decimals say less than the noise between launches does."""
+_WHOLE_FROM, _TENTHS_FROM = 100.0, 10.0
+"""From here on further digits say less than the noise between launches does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,10 +162,10 @@ def batch_ratio(summary: Summary) -> float:
     return summary.config.samples_per_optimizer_step / before
 
 
-def flags(config: Config) -> str:
+def flags(config: Config) -> tuple[str, ...]:
     """Return a config as command-line flags; what is off or PyTorch's default is left out.
 
-    >>> flags(Config(batch_size=16, amp="bf16", pin_memory=True))
+    >>> " ".join(flags(Config(batch_size=16, amp="bf16", pin_memory=True)))
     '--batch-size 16 --accumulation-steps 1 --amp bf16 --num-workers 0 --pin-memory'
     """
     parts = []
@@ -173,7 +173,7 @@ def flags(config: Config) -> str:
         if value is not None and value is not False:
             flag = f"--{knob.replace('_', '-')}"
             parts.append(flag if value is True else f"{flag} {value}")
-    return " ".join(parts)
+    return tuple(parts)
 
 
 def changes(before: Config, after: Config) -> tuple[tuple[str, str, str], ...]:
@@ -210,6 +210,8 @@ def rate(samples_per_second: float | None) -> str:
         return "unknown"
     if samples_per_second >= _WHOLE_FROM:
         return f"{samples_per_second:,.0f}"
+    if samples_per_second >= _TENTHS_FROM:
+        return f"{samples_per_second:.1f}"
     return f"{samples_per_second:.3g}"
 
 
@@ -248,7 +250,5 @@ def _why_keep(summary: Summary) -> str:
     estimate = summary.speedup
     if estimate is None:
         return "nothing that was tried is better by more than the noise"
-    return (
-        f"the best rival measured {estimate.value:.2f} times its speed, "
-        "which is no more than the noise"
-    )
+    rival = f"the best rival measured {estimate.value:.2f} times its speed"
+    return f"{rival}, which is not beyond the noise" if estimate.value > 1 else rival

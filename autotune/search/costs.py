@@ -67,7 +67,8 @@ class Costs:
         wanted = config.batch_size
         nearest = min(points, key=lambda size: abs(math.log(size / wanted)))
         power = 1.0 if wanted > nearest else shrinking
-        return points[nearest] * (wanted / nearest) ** power * config.accumulation_steps
+        scale = math.pow(wanted / nearest, power)
+        return points[nearest] * scale * config.accumulation_steps
 
     def launch_seconds(self, config: Config, purpose: Purpose, *, cycles: int) -> float:
         """Return what a launch is expected to take."""

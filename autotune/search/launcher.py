@@ -5,7 +5,7 @@ the record, to the Optuna studies and to those who learn from it. An interrupt p
 whatever was closed is recorded, and `racing` closes what was open.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -154,7 +154,7 @@ class Launcher:
 
         Args:
             entry: The open trial.
-            seed: Seed of the data's order, shared with its rivals; None takes the asked or a new one.
+            seed: Seed of the data's order, as its rivals have it; None takes what was asked.
 
         Raises:
             BudgetSpent: If nothing more may be launched.
@@ -216,8 +216,12 @@ class Launcher:
         )
 
     def _limit_seconds(self, ask: Ask) -> float:
-        left = self.budget.remaining_seconds
-        most = min(left if ask.is_needed else left * EXPLORING_SHARE, LONGEST_LAUNCH_SECONDS)
+        """Return when a launch is given up: never later than the budget, and rarely so late."""
+        left = min(self.budget.remaining_seconds, LONGEST_LAUNCH_SECONDS)
+        if ask.is_needed:
+            return left
+        expected = self.costs.launch_seconds(ask.config, ask.purpose, cycles=ask.cycles)
+        most = max(left * EXPLORING_SHARE, min(left, expected * 2))
         return min(self.costs.limit_seconds(ask.config, ask.purpose, cycles=ask.cycles), most)
 
     def _note(self, entry: Entry, report: Report, wall: float) -> None:

@@ -114,8 +114,8 @@ class Studies:
             if constraint is not None:
                 asked.set_constraint(MEMORY_CONSTRAINT, constraint)
             asked.set_constraint(UNSETTLED_CONSTRAINT, 0.0 if is_settled else 1.0)
-            state, value = _ending(trial)
-            study.tell(asked, value, state)
+            state, objective = _ending(trial)
+            study.tell(asked, objective, state)
 
     def recommend(self, trial: Trial) -> None:
         """Make an end-to-end trial's config that of `best_trial`, where it is not already.
@@ -264,8 +264,9 @@ def _holds(
     distributions: Mapping[str, BaseDistribution], parameters: Mapping[str, bool | int | str]
 ) -> bool:
     return all(
-        distribution._contains(distribution.to_internal_repr(parameters[name]))
+        distribution.low <= int(parameters[name]) <= distribution.high
         for name, distribution in distributions.items()
+        if isinstance(distribution, IntDistribution)
     )
 
 

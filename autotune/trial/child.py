@@ -33,8 +33,7 @@ def _answer(order: Order) -> dict[str, Any]:
     device = find_device(order.device)
     workload = load_source(order.source)
     if order.request is None:
-        facts = survey(workload, scan_seconds=order.scan_seconds)
-        return {"facts": facts.to_dict(), "device": device.facts().to_dict()}
+        return {"survey": survey(workload, device, scan_seconds=order.scan_seconds).to_dict()}
     device.guard(order.request.limit_bytes)
     return {"report": attempt(workload, device, order.request).to_dict()}
 

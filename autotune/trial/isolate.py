@@ -22,7 +22,7 @@ import psutil
 
 import autotune.errors
 from autotune.errors import AutotuneError
-from autotune.facts import DeviceFacts, WorkloadFacts
+from autotune.facts import Survey
 from autotune.outcome import Crashed, Outcome, OutOfMemory, Report, Request, TimedOut
 from autotune.trial.order import Order, Source, read_answer, write_order
 from autotune.trial.sources import imported_names, local_sources
@@ -43,6 +43,11 @@ LOG_TAIL_LINES = 30
 ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
 """Set before torch is imported, where the user has not: threads that spin while they wait take
 the cores from loader workers, and tokenizers' own threads do not survive a fork."""
+
+
+ALWAYS_LOADED = ("torch", "torch._dynamo", "autotune.trial.child")
+"""Imported by the server whatever the script needs; the first optimizer of a process imports
+`torch._dynamo`, which takes a second that no launch should spend."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +94,7 @@ class Isolated:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def survey(self, *, scan_seconds: float) -> tuple[WorkloadFacts, DeviceFacts]:
+    def survey(self, *, scan_seconds: float) -> Survey:
         """Return what the workload and the device are, read in a launch of its own.
 
         Raises:
@@ -101,8 +106,7 @@ class Isolated:
             raise autotune.errors.WorkloadInvalid(
                 f"reading the workload {_how(ended, SURVEY_SECONDS)}", hint=ended.log_tail
             )
-        answer = ended.answer
-        return WorkloadFacts.from_dict(answer["facts"]), DeviceFacts.from_dict(answer["device"])
+        return Survey.from_dict(ended.answer["survey"])
 
     def __call__(self, request: Request) -> Report:
         """Run a request in a fresh process; its whole process group is ended afterwards.
@@ -229,7 +233,7 @@ def preload_of_script(script: str) -> dict[str, list[str]]:
     """Return the libraries that a script imports, directly or through modules beside it."""
     sources = local_sources(Path(script))
     local = {path.stem for path in sources} | {path.parent.name for path in sources}
-    wanted: dict[str, list[str]] = {"torch": [], "autotune.trial.child": []}
+    wanted: dict[str, list[str]] = {name: [] for name in ALWAYS_LOADED}
     for path in sources:
         for module, names in imported_names(path).items():
             if module.partition(".")[0] not in local:

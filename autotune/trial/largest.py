@@ -62,7 +62,6 @@ def is_scannable(loader: object) -> bool:
         and not isinstance(loader.dataset, IterableDataset)
         and hasattr(loader.dataset, "__getitem__")
         and hasattr(loader.dataset, "__len__")
-        and loader.collate_fn is not None
         and loader.batch_sampler is not None
     )
 

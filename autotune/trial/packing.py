@@ -48,7 +48,7 @@ def unpack(path: Path) -> Workload:
 
 def _unimportable(workload: Workload) -> list[ModuleType]:
     """Return the modules of the workload's functions and classes that have no file to import."""
-    model = getattr(workload.model_fn, "model", None)
+    model = workload.live_model
     owners = [type(module) for module in model.modules()] if model is not None else []
     functions = [getattr(workload, name) for name in Workload.__slots__]
     names = {getattr(owner, "__module__", None) for owner in (*owners, *functions)}

@@ -8,6 +8,7 @@ import `__main__` again, start daemons and fix the start method of loader worker
 
 import contextlib
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -32,6 +33,8 @@ def main() -> None:
     hello = json.loads(sys.stdin.readline() or "{}")
     sys.path[:] = hello["path"]
     failed = preload(hello["preload"])
+    gc.collect()
+    gc.freeze()  # what is imported stays: no collection in a launch walks it, or copies its pages
     _say(channel, {"event": "ready", "can_fork": can_fork(), "failed": failed})
     while line := sys.stdin.readline():
         order = json.loads(line)

@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from autotune.device.base import Device
 from autotune.errors import OptionInvalid
-from autotune.facts import WorkloadFacts
+from autotune.facts import Survey, WorkloadFacts
 from autotune.space import DEFAULT_BATCH_SIZE, Config, largest_power_of_two
 from autotune.step.batch import tensors_in
 from autotune.trial.fingerprint import dataset_length, fingerprint
@@ -19,17 +20,23 @@ BATCHES_READ = 3
 """Batches that are compared to see whether shapes vary."""
 
 
-def survey(workload: Workload, *, scan_seconds: float) -> WorkloadFacts:
+def survey(workload: Workload, device: Device, *, scan_seconds: float) -> Survey:
     """Build the model and the loader once, read some batches, and say what was found.
 
     Args:
         workload: What is to be tuned.
+        device: Where it is to train; nothing is put there yet.
         scan_seconds: How long to look for the largest samples.
 
     Raises:
         WorkloadInvalid: If the model has nothing to train, or the loader gives nothing.
     """
     seed_everything(0)
+    facts = _read(workload, scan_seconds)
+    return Survey(workload=facts, device=device.facts(), overhead_bytes=device.process_bytes())
+
+
+def _read(workload: Workload, scan_seconds: float) -> WorkloadFacts:
     space = workload.options.get("space", {})
     require_batch_size(workload, space.get("batch_size") if isinstance(space, Mapping) else None)
     model = workload.build_model(torch.device("cpu"))

@@ -1,0 +1,140 @@
+"""`python -m autotune SCRIPT`: arguments in, exit code out; the only module that prints."""
+
+import json
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from autotune.errors import AutotuneError, OptionInvalid, StepFailed
+from autotune.version import __version__
+
+if TYPE_CHECKING:
+    from autotune.result import Result
+
+DEFECT_WORDS = "This is a defect of autotune. Please report it with the lines above."
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command line; return its exit code (DESIGN 2.4)."""
+    try:
+        outcome = command.main(list(arguments), prog_name="autotune", standalone_mode=False)
+    except click.ClickException as error:
+        if "--json" in arguments:
+            _print_error(OptionInvalid(error.format_message()), is_json=True)
+        else:
+            error.show()
+        return error.exit_code
+    except click.Abort:
+        return 130
+    return outcome if isinstance(outcome, int) else 0
+
+
+@click.command(context_settings={"max_content_width": 100})
+@click.argument("script", type=click.Path())
+@click.option("--out", help="Folder of the results.  [default: reports/NAME]")
+@click.option("--device", help="auto, cpu, cuda or cuda:N.  [default: auto]")
+@click.option("--memory", help='Limit: bytes, "20GiB", or "80%" of what is free.')
+@click.option("--global-batch", help="Samples of an optimizer step, or free.")
+@click.option("--time-budget", help='Such as "90s" or "5min".  [default: 10min]')
+@click.option("--trials", type=click.IntRange(min=1), help="Most launches.")
+@click.option("--knob", "knobs", multiple=True, metavar="NAME=V1,V2,…", help="Values to try.")
+@click.option("--goal", type=click.Choice(["throughput", "memory"]), help="What is best.")
+@click.option("--seed", type=int, help="Of the search and of the data's order.  [default: 0]")
+@click.option("--json", "is_json", is_flag=True, help="One JSON document on stdout.")
+@click.option("--quiet", is_flag=True, help="No progress.")
+@click.version_option(__version__)
+def command(script: str, *, is_json: bool, quiet: bool, **given: Any) -> int:
+    """Find the fastest training configuration of SCRIPT that fits in memory.
+
+    SCRIPT defines loader_fn and model_fn (or model), and perhaps loss_fn, optimizer_fn and
+    eval_loader_fn. A config, a training loop and a report are written.
+    """
+    try:
+        result, signal_number = _tune(script, given, is_quiet=quiet or is_json)
+    except AutotuneError as error:
+        _print_error(error, is_json=is_json)
+        return error.exit_code
+    except Exception as error:  # noqa: BLE001  # a defect of ours: said, with its traceback
+        traceback.print_exc()
+        _print_error(AutotuneError(str(error), hint=DEFECT_WORDS), is_json=is_json)
+        return 1
+    exit_code = 0 if signal_number is None else 128 + signal_number
+    _print_result(result, is_json=is_json, exit_code=exit_code)
+    return exit_code
+
+
+def _tune(
+    script: str, given: dict[str, Any], *, is_quiet: bool
+) -> "tuple[Result, int | None]":
+    from autotune.tune import Options, tune_script  # noqa: PLC0415  # --help loads none of this
+
+    space = parse_knobs(given.pop("knobs"))
+    given["global_batch"] = parse_global_batch(given["global_batch"])
+    given["out"] = given["out"] or str(Path("reports") / Path(script).stem)
+    options = Options(**given, space=space or None)
+    return tune_script(script, options, progress=not is_quiet, command=_command_line())
+
+
+def _command_line() -> str:
+    return " ".join(["python -m autotune", *sys.argv[1:]])
+
+
+def parse_knobs(knobs: Sequence[str]) -> dict[str, list[Any]]:
+    """Return knob → values of `NAME=V1,V2,…`.
+
+    Raises:
+        OptionInvalid: If a part is missing.
+
+    >>> parse_knobs(["batch_size=8,16", "amp=off"])
+    {'batch_size': [8, 16], 'amp': ['off']}
+    """
+    space: dict[str, list[Any]] = {}
+    for text in knobs:
+        name, equals, values = text.partition("=")
+        if not (name.strip() and equals and values.strip()):
+            raise OptionInvalid(
+                f"--knob needs NAME=V1,V2,…, but got {text!r}", hint="--knob batch_size=8,16"
+            )
+        space[name.strip()] = [_parse_value(value.strip()) for value in values.split(",")]
+    return space
+
+
+def _parse_value(text: str) -> Any:
+    return int(text) if text.lstrip("-").isdigit() else text
+
+
+def parse_global_batch(text: str | None) -> int | str | None:
+    """Return the number of samples, `"free"`, or None where nothing was given.
+
+    Raises:
+        OptionInvalid: If it is neither.
+    """
+    if text is None or text == "free":
+        return text
+    if not text.isdigit() or int(text) < 1:
+        raise OptionInvalid(f"--global-batch needs a number of samples or free, but got {text!r}")
+    return int(text)
+
+
+def _print_error(error: AutotuneError, *, is_json: bool) -> None:
+    """Tell what went wrong and what to do: on stderr, and as one document where asked for."""
+    if isinstance(error, StepFailed) and error.user_traceback:
+        print(error.user_traceback.rstrip(), file=sys.stderr)
+    print(f"autotune: {error}", file=sys.stderr)
+    if error.hint:
+        print(f"  {error.hint}".replace("\n", "\n  "), file=sys.stderr)
+    if is_json:
+        told = {"type": type(error).__name__, "message": str(error), "hint": error.hint}
+        print(json.dumps({"error": told, "exit_code": error.exit_code}))
+
+
+def _print_result(result: "Result", *, is_json: bool, exit_code: int) -> None:
+    if is_json:
+        files = {name: str(path) for name, path in result.files.items()}
+        print(json.dumps(result.document() | {"files": files, "exit_code": exit_code}))
+    else:
+        print(result.words())

@@ -1,0 +1,112 @@
+"""What `fit` and the command were asked for: given, else the script's, else the default."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, Self, get_args
+
+from autotune.errors import OptionInvalid
+from autotune.facts import Survey
+from autotune.space import Config, knob_names, unknown_knob
+from autotune.units import parse_bytes, parse_duration
+
+Goal = Literal["throughput", "memory"]
+
+DEFAULT_TIME_BUDGET = "10min"
+
+CPU_MARGIN = 0.15
+"""Share of a CPU's free memory that the default limit leaves: other processes live there too."""
+
+CUDA_MARGIN = 0.05
+"""As `CPU_MARGIN`, of a GPU: what libraries take outside the allocator (METHOD.md D.1)."""
+
+SCAN_SHARE = 0.03
+"""Of the budget, for the scan after the largest samples (DESIGN 8.1)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What was asked for; None where nothing was said.
+
+    Args:
+        baseline: The configuration the user has today.
+        global_batch: Samples per optimizer step, or `"free"`.
+        memory: The limit, as `units.parse_bytes` takes it.
+        time_budget: As `units.parse_duration` takes it.
+        trials: Most launches.
+        space: Knob → values to try.
+        goal: `throughput` or `memory`.
+        device: `auto`, `cpu`, `cuda` or `cuda:N`.
+        seed: Of the search and of the data's order.
+        out: Folder of the results.
+
+    Raises:
+        OptionInvalid: If a value means nothing.
+    """
+
+    baseline: Config | Mapping[str, Any] | None = None
+    global_batch: int | str | None = None
+    memory: str | float | None = None
+    time_budget: str | float | None = None
+    trials: int | None = None
+    space: Mapping[str, Sequence[Any]] | None = None
+    goal: str | None = None
+    device: str | None = None
+    seed: int | None = None
+    out: str | None = None
+
+    def __post_init__(self) -> None:
+        parse_duration(self.time_budget or DEFAULT_TIME_BUDGET)
+        parse_bytes(1 if self.memory is None else self.memory, free_bytes=2**40)
+        if self.goal not in (None, *get_args(Goal)):
+            raise OptionInvalid(f"goal needs throughput or memory, but got {self.goal!r}")
+        if isinstance(self.global_batch, str) and self.global_batch != "free":
+            raise OptionInvalid(
+                f'global_batch needs a number of samples or "free", but got {self.global_batch!r}'
+            )
+        for name, least in (("global_batch", 1), ("trials", 1), ("seed", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or (isinstance(value, int) and value < least):
+                raise OptionInvalid(f"{name} needs to be at least {least}, but got {value!r}")
+        for name in sorted(set(self.space or {}) - set(knob_names())):
+            raise unknown_knob(name)
+
+    @property
+    def time_seconds(self) -> float:
+        """The budget in seconds."""
+        return parse_duration(self.time_budget or DEFAULT_TIME_BUDGET)
+
+    @property
+    def scan_seconds(self) -> float:
+        """How long to look for the largest samples."""
+        return SCAN_SHARE * self.time_seconds
+
+    def over(self, script_options: Mapping[str, Any]) -> Self:
+        """Return these options, a script's `autotune_options` where nothing was given.
+
+        Raises:
+            OptionInvalid: If the script names an option that there is not.
+        """
+        known = {item.name for item in fields(self)}
+        unknown = sorted(set(script_options) - known)
+        if unknown:
+            raise OptionInvalid(
+                f"autotune_options has no option named {unknown[0]!r}",
+                hint=f"the options are: {', '.join(sorted(known))}",
+            )
+        silent = {
+            name: value for name, value in script_options.items() if getattr(self, name) is None
+        }
+        return replace(self, **silent)
+
+    def limit_bytes(self, survey: Survey) -> int:
+        """Return the memory limit of a run (DESIGN 2.2, row `memory`).
+
+        Raises:
+            OptionInvalid: If it is no size.
+        """
+        free = survey.device.free_bytes
+        if self.memory is not None:
+            return parse_bytes(self.memory, free_bytes=free)
+        if survey.device.kind == "cpu":
+            return int((1 - CPU_MARGIN) * (free - survey.overhead_bytes))
+        return int((1 - CUDA_MARGIN) * free)

@@ -1,0 +1,355 @@
+"""What a report shows, as rows of words: the templates below only place them."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import sqrt
+
+from autotune.outcome import Skipped, Trial
+from autotune.output import words
+from autotune.output.picture import draw
+from autotune.space import PRECISIONS, Config
+from autotune.summary import Summary
+from autotune.units import format_bytes, format_duration
+from autotune.version import __version__
+
+WIDE_INCHES, NARROW_INCHES = 9.0, 5.0
+"""Of the picture on a desk and on a phone; its text stays readable in both."""
+
+BADGES = {
+    "tuned": "faster, confirmed",
+    "keep": "keep your configuration",
+    "unconfirmed": "not confirmed",
+    "interrupted": "stopped early",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tile:
+    """One figure of the answer.
+
+    Args:
+        label: What it is.
+        value: The figure.
+        detail: Its spread or its relation, in words.
+        share: A share to draw as a bar, 0 to 1; None draws none.
+    """
+
+    label: str
+    value: str
+    detail: str
+    share: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRow:
+    """A trial in words; `mark` is `answer`, `baseline` or empty, `kind` its outcome's name."""
+
+    number: int
+    phase: str
+    measures: str
+    config: str
+    kind: str
+    outcome: str
+    rate: str
+    peak: str
+    predicted: str
+    launches: int
+    reason: str
+    mark: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeakRow:
+    """A predicted peak beside the measured one."""
+
+    config: str
+    predicted: str
+    measured: str
+    difference: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where a rule comes from."""
+
+    name: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """A rule for the learning rate at another batch, and its sources."""
+
+    text: str
+    sources: tuple[Source, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """A whole report in words, in the order in which it is read."""
+
+    name: str
+    badge: str
+    verdict: str
+    headline: str
+    notes: tuple[str, ...]
+    tiles: tuple[Tile, ...]
+    changes: tuple[tuple[str, str, str], ...]
+    flags: tuple[str, ...]
+    config: str
+    new_batch: str
+    rules: tuple[Rule, ...]
+    precisions: tuple[str, ...]
+    picture_wide: str
+    picture_narrow: str
+    peaks: tuple[PeakRow, ...]
+    peaks_summary: str
+    counts: str
+    trials: tuple[TrialRow, ...]
+    left_out: tuple[tuple[str, str], ...]
+    worst_case: tuple[tuple[str, str], ...]
+    how: tuple[tuple[str, str], ...]
+    machine: tuple[tuple[str, str], ...]
+    command: str
+    version: str = __version__
+
+
+def view_of(summary: Summary) -> View:
+    """Return what the report of a run shows."""
+    return View(
+        name=words.name_of(summary),
+        badge=BADGES[summary.verdict],
+        verdict=summary.verdict,
+        headline=words.headline(summary),
+        notes=summary.notes,
+        tiles=_tiles(summary),
+        changes=words.changes(summary.baseline.config, summary.config),
+        flags=words.flags(summary.config),
+        config=config_literal(summary.config),
+        new_batch=_new_batch(summary),
+        rules=_rules(summary) if words.has_new_batch(summary) else (),
+        precisions=_precisions(summary),
+        picture_wide=draw(summary, width_inches=WIDE_INCHES, name="wide"),
+        picture_narrow=draw(summary, width_inches=NARROW_INCHES, name="narrow"),
+        peaks=_peaks(summary),
+        peaks_summary=_peaks_summary(summary),
+        counts=_counts(summary),
+        trials=tuple(_trial_row(trial, summary) for trial in summary.trials),
+        left_out=tuple(summary.left_out.items()),
+        worst_case=tuple(summary.worst_case.items()),
+        how=_how(summary),
+        machine=_machine(summary),
+        command=summary.command,
+    )
+
+
+def config_literal(config: Config) -> str:
+    """Return a config as a Python dict to copy, a knob a line."""
+    lines = (f'    "{knob}": {_literal(value)},' for knob, value in config.to_dict().items())
+    return "\n".join(["{", *lines, "}"])
+
+
+def _literal(value: object) -> str:
+    return json.dumps(value) if isinstance(value, str) else repr(value)
+
+
+def _tiles(summary: Summary) -> tuple[Tile, ...]:
+    measured, estimate = summary.measured, summary.speedup
+    peak = measured.peak_bytes if measured else None
+    share = None if peak is None else peak / summary.limit_bytes
+    is_rival = summary.verdict == "keep" and estimate is not None
+    return (
+        Tile(
+            label="best rival, times your speed" if is_rival else "times as fast",
+            value=f"{estimate.value:.2f}×" if estimate else "–",
+            detail=words.speed_words(summary),
+        ),
+        Tile(
+            label="samples per second",
+            value=words.rate(measured.samples_per_second if measured else None),
+            detail=_rate_detail(summary),
+        ),
+        Tile(
+            label="peak memory",
+            value=format_bytes(peak),
+            detail=f"of {format_bytes(summary.limit_bytes)}" + (f" ({share:.0%})" if share else ""),
+            share=share,
+        ),
+        Tile(
+            label="to find it",
+            value=format_duration(summary.wall_seconds),
+            detail=words.pay_back_words(summary),
+        ),
+    )
+
+
+def _rate_detail(summary: Summary) -> str:
+    parts = []
+    interval = summary.measured.samples_per_second_interval if summary.measured else None
+    if interval is not None:
+        parts.append(f"{words.rate(interval[0])} to {words.rate(interval[1])} over launches")
+    before = summary.baseline.measured
+    if summary.verdict != "keep" and before is not None:
+        parts.append(f"was {words.rate(before.samples_per_second)}")
+    if before is None:
+        parts.append(f"yours: {words.OUTCOMES[summary.baseline.outcome.name]}")
+    return "; ".join(parts)
+
+
+def _new_batch(summary: Summary) -> str:
+    if not words.has_new_batch(summary):
+        return ""
+    before = summary.baseline.config.samples_per_optimizer_step
+    after = summary.config.samples_per_optimizer_step
+    same = summary.best_at_baseline_batch
+    ending = ""
+    if same is not None and same.measured is not None:
+        rate = words.rate(same.measured.samples_per_second)
+        ending = f" The fastest that keeps {before}: {same.config.describe()}, {rate} samples/s."
+    return (
+        f"One optimizer step now averages over {after:,} samples instead of {before:,} "
+        f"({words.batch_ratio(summary):.3g} times as many). Samples per second compare how fast "
+        "the data is processed, not how fast the model learns: the learning rate may have to "
+        f"change. Nothing of this was applied.{ending}"
+    )
+
+
+def _rules(summary: Summary) -> tuple[Rule, ...]:
+    ratio = words.batch_ratio(summary)
+    goyal = Source(name="Goyal et al. 2017", address="https://arxiv.org/abs/1706.02677")
+    krizhevsky = Source(name="Krizhevsky 2014", address="https://arxiv.org/abs/1404.5997")
+    malladi = Source(name="Malladi et al. 2022", address="https://arxiv.org/abs/2205.10287")
+    return (
+        Rule(
+            text=f"Linear, usual for SGD: the learning rate times {ratio:.3g}, after a warm-up.",
+            sources=(goyal,),
+        ),
+        Rule(
+            text=f"Square root, usual for Adam and its kin: times {sqrt(ratio):.3g}.",
+            sources=(krizhevsky, malladi),
+        ),
+    )
+
+
+def _precisions(summary: Summary) -> tuple[str, ...]:
+    tried = {trial.config.amp for trial in summary.trials} | {summary.config.amp}
+    return tuple(name for name in PRECISIONS if name in tried)
+
+
+def _foretold(summary: Summary) -> Iterator[tuple[Config, int, int]]:
+    """Yield config, predicted and measured peak, where both are known."""
+    for trial in summary.trials:
+        measured = trial.measured.peak_bytes if trial.measured else None
+        if measured and trial.predicted_peak_bytes is not None:
+            yield trial.config, trial.predicted_peak_bytes, measured
+
+
+def _peaks(summary: Summary) -> tuple[PeakRow, ...]:
+    return tuple(
+        PeakRow(
+            config=config.describe(),
+            predicted=format_bytes(predicted),
+            measured=format_bytes(measured),
+            difference=f"{predicted / measured - 1:+.1%}",
+        )
+        for config, predicted, measured in _foretold(summary)
+    )
+
+
+def _peaks_summary(summary: Summary) -> str:
+    errors = [predicted / measured - 1 for _, predicted, measured in _foretold(summary)]
+    if not errors:
+        return ""
+    return (
+        f"{words.count(len(errors), 'prediction')}, made before the launch; they differ from the "
+        f"measured peak by {min(errors):+.1%} to {max(errors):+.1%}."
+    )
+
+
+def _counts(summary: Summary) -> str:
+    names = [trial.outcome.name for trial in summary.trials]
+    parts = [
+        f"{names.count(kind)} {word}" for kind, word in words.OUTCOMES.items() if kind in names
+    ]
+    return f"{words.count(len(names), 'trial')}: {', '.join(parts)}" if parts else "no trials"
+
+
+def _trial_row(trial: Trial, summary: Summary) -> TrialRow:
+    measured = trial.measured
+    speed = measured.samples_per_second if measured else None
+    predicted = trial.predicted_peak_bytes
+    if predicted is None and isinstance(trial.outcome, Skipped):
+        predicted = trial.outcome.predicted_peak_bytes
+    marks = {summary.baseline.config: "baseline", summary.config: "answer"}
+    return TrialRow(
+        number=trial.number,
+        phase=words.PHASES.get(trial.phase, trial.phase),
+        measures=words.STUDIES.get(trial.study, trial.study),
+        config=trial.config.describe(),
+        kind=trial.outcome.name,
+        outcome=words.OUTCOMES[trial.outcome.name] + (", reused" if trial.is_reused else ""),
+        rate=words.rate(speed) if speed is not None else "",
+        peak=format_bytes(measured.peak_bytes) if measured and measured.peak_bytes else "",
+        predicted="" if predicted is None else format_bytes(predicted),
+        launches=len(trial.launches),
+        reason=trial.outcome.reason,
+        mark=marks.get(trial.config, ""),
+    )
+
+
+def _how(summary: Summary) -> tuple[tuple[str, str], ...]:
+    estimate, measured = summary.speedup, summary.measured
+    pairs = "no pairs of launches were run"
+    if estimate is not None:
+        pairs = (
+            f"{words.count(estimate.pairs, 'pair')} of launches, one of "
+            f"{summary.reference.describe()} and one of its rival in each, in random order on the "
+            f"same samples; the mean ratio with its 95 % interval, "
+            f"{estimate.low:.3f} to {estimate.high:.3f}"
+        )
+    rows = [
+        ("speed-up", pairs),
+        ("samples per second", "real samples end to end, the wait for the loader included"),
+        ("peak memory", _peak_words(summary)),
+        ("launches of the answer", str(measured.launches) if measured else "none"),
+        ("cost", words.cost_words(summary)),
+        ("budget", format_duration(summary.time_budget_seconds)),
+        ("goal", summary.goal),
+        ("samples per optimizer step", _batch_words(summary)),
+        ("seed", str(summary.seed)),
+    ]
+    if measured is not None and measured.data_wait_share is not None:
+        rows.insert(4, ("wait for data", f"{measured.data_wait_share:.1%} of the answer's time"))
+    return tuple(rows)
+
+
+def _peak_words(summary: Summary) -> str:
+    if summary.device.kind == "cuda":
+        return "bytes that the caching allocator reserved, and the context"
+    rss = summary.measured.process_rss_bytes if summary.measured else None
+    return (
+        "live bytes of tensors in an untimed pass; the whole process, which is not held against "
+        f"the limit, took {format_bytes(rss)}"
+    )
+
+
+def _batch_words(summary: Summary) -> str:
+    how = "free to change" if summary.is_global_batch_free else "held in every trial"
+    return f"{summary.global_batch:,}, {how}"
+
+
+def _machine(summary: Summary) -> tuple[tuple[str, str], ...]:
+    device = summary.device
+    facts = {
+        "device": f"{device.name} ({device.kind})",
+        "usable cores": str(device.usable_cores),
+        "device memory": f"{format_bytes(device.total_bytes)}, "
+        f"{format_bytes(device.free_bytes)} of it free",
+        "precisions": ", ".join(device.native_precisions).replace("off", "fp32"),
+        "workload": f"{summary.workload.trainable_parameters:,} trainable parameters; "
+        f"a batch is {summary.workload.batch}",
+    }
+    others = {key: str(value) for key, value in summary.machine.items()}
+    versions = ", ".join(f"{name} {version}" for name, version in summary.versions.items())
+    return tuple({**facts, **others, "versions": versions}.items())

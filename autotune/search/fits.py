@@ -1,0 +1,137 @@
+"""Which configs fit: what launches showed, what the law proves, and one launch where neither does.
+
+A config that crashed or hung rules out larger batches of its cell; in the baseline's precision, of
+all cells, since then it is the size that kills.
+"""
+
+import math
+from typing import Literal
+
+from autotune.memory.law import MemoryLaw, Prediction, Split
+from autotune.outcome import Crashed, Invalid, Measured, OutOfMemory, Purpose, TimedOut, Trial
+from autotune.search.launcher import MEMORY_CYCLES, Ask, Launcher
+from autotune.space import Config
+from autotune.units import format_bytes
+
+Cell = tuple[str, bool]
+"""Precision, and whether cuDNN searches: configs of one cell differ in memory by size alone."""
+
+Fit = Literal["fits", "over", "doomed", "unknown"]
+
+ROUNDING_BYTES = 32 * 2**20
+"""Reserved bytes grow in segments of 2 and 20 MiB, so that they are convex only so far."""
+
+
+def cell_of(config: Config) -> Cell:
+    """Return the cell of a config."""
+    return config.amp, config.cudnn_benchmark
+
+
+def split_of(config: Config) -> Split:
+    """Return how a config splits its optimizer step."""
+    return Split(batch_size=config.batch_size, is_accumulated=config.accumulation_steps > 1)
+
+
+class Fits:
+    """What is known of the memory that configs need; learns from every trial.
+
+    Args:
+        launcher: What runs a probe.
+    """
+
+    def __init__(self, launcher: Launcher) -> None:
+        self._launcher = launcher
+        self._task = launcher.task
+        self._laws: dict[Cell, MemoryLaw] = {}
+        self._deadly: dict[Cell, int] = {}
+        self._alive: dict[Cell, int] = {}
+        self._skipped: set[Config] = set()
+        self._broken: set[Config] = set()
+        launcher.listeners.append(self.learn)
+
+    def law(self, config: Config) -> MemoryLaw:
+        """Return the law of a config's cell."""
+        is_cuda = self._task.device.kind == "cuda"
+        empty = MemoryLaw(
+            gradient_bytes=self._task.workload.parameter_bytes,
+            rounding_bytes=ROUNDING_BYTES if is_cuda else 0,
+        )
+        return self._laws.get(cell_of(config), empty)
+
+    def learn(self, purpose: Purpose, trial: Trial) -> None:
+        """Take note of how a trial ended."""
+        if purpose in {"loader", "check"}:
+            return
+        config, cell = trial.config, cell_of(trial.config)
+        match trial.outcome:
+            case Measured(measurement=seen):
+                self._alive[cell] = max(config.batch_size, self._alive.get(cell, 0))
+                if purpose in {"memory", "verify"} and seen.peak_bytes is not None:
+                    self._laws[cell] = self.law(config).with_peak(split_of(config), seen.peak_bytes)
+            case OutOfMemory():
+                limit = self._task.limit_bytes
+                self._laws[cell] = self.law(config).with_excess(split_of(config), limit)
+            case Crashed() | TimedOut():
+                self._broken.add(config)
+                if purpose in {"memory", "compute"} or not config.num_workers:
+                    self._deadly[cell] = min(config.batch_size, self._deadly.get(cell, 2**62))
+            case Invalid():
+                self._broken.add(config)
+            case _:  # Skipped: nothing was learnt
+                return
+
+    def predict(self, config: Config) -> Prediction:
+        """Return the predicted peak."""
+        return self.law(config).predict(split_of(config))
+
+    def state(self, config: Config) -> Fit:
+        """Return what is known of a config, without a launch."""
+        law, split = self.law(config), split_of(config)
+        if config in self._broken or config.batch_size >= self._deadly_from(config):
+            return "doomed"
+        if law.must_be_over(self._task.limit_bytes, split):
+            return "over"
+        return "fits" if law.surely_fits(self._task.limit_bytes, split) else "unknown"
+
+    def may_run(self, config: Config) -> bool:
+        """Whether a config is neither proved too large nor known to die."""
+        return self.state(config) in {"fits", "unknown"}
+
+    def probe(self, config: Config, *, phase: str = "A") -> bool:
+        """Return whether a config fits, by a launch where that is not known.
+
+        Raises:
+            BudgetSpent: If nothing more may be launched.
+        """
+        state = self.state(config)
+        ask = Ask(
+            config=config,
+            purpose="memory",
+            phase=phase,
+            cycles=MEMORY_CYCLES,
+            predicted_peak_bytes=self.predict(config).peak_bytes,
+        )
+        if state == "unknown":
+            return isinstance(self._launcher.run(ask).outcome, Measured)
+        if state != "fits" and config not in self._skipped:
+            self._skipped.add(config)
+            self._launcher.skip(ask, self._reason(config))
+        return state == "fits"
+
+    def _reason(self, config: Config) -> str:
+        if self.state(config) == "doomed":
+            return f"a launch died at batch {self._deadly_from(config)}, and this is no smaller"
+        peak = format_bytes(self.predict(config).peak_bytes)
+        return f"needs at least {peak} of {format_bytes(self._task.limit_bytes)}"
+
+    def _deadly_from(self, config: Config) -> float:
+        """Return the batch size from which on launches die; infinite where none is known."""
+        cell = cell_of(config)
+        found = [self._deadly_in(cell)]
+        if cell[0] != self._task.baseline.amp:
+            found.append(self._deadly_in((self._task.baseline.amp, cell[1])))
+        return min(found)
+
+    def _deadly_in(self, cell: Cell) -> float:
+        size = self._deadly.get(cell, math.inf)
+        return size if size > self._alive.get(cell, 0) else math.inf

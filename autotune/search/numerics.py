@@ -1,0 +1,115 @@
+"""The numerics guard: no config enters a race before its gradients agree with the baseline's.
+
+Speed that changes the mathematics beyond what the user allowed is not speed (DESIGN 1). Where a
+config disagrees, at most two further checks find which part of it is to blame.
+"""
+
+from dataclasses import replace
+
+from autotune.outcome import Invalid, Measured
+from autotune.search.launcher import Ask, Launcher
+from autotune.space import Config
+
+CHECK_CYCLES = 1
+"""Optimizer steps whose gradients are compared."""
+
+Key = tuple[str, int, int]
+
+
+class Guard:
+    """Checks configs against the reference, each precision and split once.
+
+    Args:
+        launcher: What runs a check.
+        reference: The config whose gradients are right.
+
+    Attributes:
+        notes: What was locked, in sentences.
+    """
+
+    def __init__(self, launcher: Launcher, reference: Config) -> None:
+        self._launcher = launcher
+        self._reference = reference
+        self._known: dict[Key, bool] = {_key(reference): True}
+        self._bad_precisions: set[str] = set()
+        self._is_split_locked = False
+        self._was_invalid = False
+        self.notes: list[str] = []
+
+    def allows(self, config: Config) -> bool:
+        """Whether nothing that is known speaks against a config; launches nothing."""
+        if config.amp in self._bad_precisions:
+            return False
+        if self._is_split_locked and _split(config) != _split(self._reference):
+            return False
+        return self._known.get(_key(config), True)
+
+    def admits(self, config: Config, *, phase: str) -> bool:
+        """Return whether a config's gradients agree, by a check where that is not known.
+
+        Raises:
+            BudgetSpent: If nothing more may be launched.
+        """
+        if not self.allows(config):
+            return False
+        if _key(config) not in self._known and not self._agrees(config, phase=phase):
+            self._find_the_blame(config, phase=phase)
+        return self._known[_key(config)]
+
+    def _agrees(self, config: Config, *, phase: str) -> bool:
+        """Return what a check says; a check that cannot be had speaks against the config alone."""
+        key = _key(config)
+        if key not in self._known:
+            loads_as_reference = replace(
+                self._reference,
+                batch_size=config.batch_size,
+                accumulation_steps=config.accumulation_steps,
+                amp=config.amp,
+            )
+            ask = Ask(
+                config=loads_as_reference,
+                purpose="check",
+                phase=phase,
+                cycles=CHECK_CYCLES,
+                against=self._reference,
+                is_limited=False,
+            )
+            outcome = self._launcher.run(ask).outcome
+            self._known[key] = isinstance(outcome, Measured)
+            self._was_invalid = isinstance(outcome, Invalid)
+        return self._known[key]
+
+    def _find_the_blame(self, config: Config, *, phase: str) -> None:
+        """Lock the precision or the split that disagrees by itself."""
+        if not self._was_invalid:
+            return
+        differs_in_precision = config.amp != self._reference.amp
+        differs_in_split = _split(config) != _split(self._reference)
+        precision_alone = replace(self._reference, amp=config.amp)
+        split_alone = replace(config, amp=self._reference.amp)
+        if differs_in_precision and not self._agrees(precision_alone, phase=phase):
+            self._drop_precision(config.amp)
+        if differs_in_split and not self._agrees(split_alone, phase=phase):
+            self._lock_split()
+
+    def _drop_precision(self, amp: str) -> None:
+        self._bad_precisions.add(amp)
+        self.notes.append(f"{amp} is not used: its gradients disagree with the baseline's")
+
+    def _lock_split(self) -> None:
+        """Keep the baseline's split, where it is the split that changes the gradients."""
+        self._is_split_locked = self._launcher.task.space.global_batch is not None
+        if self._is_split_locked:
+            size = self._reference.batch_size
+            self.notes.append(
+                f"the batch size stays at {size}: split otherwise, the gradients of a step "
+                "disagree with the baseline's"
+            )
+
+
+def _split(config: Config) -> tuple[int, int]:
+    return config.batch_size, config.accumulation_steps
+
+
+def _key(config: Config) -> Key:
+    return (config.amp, config.batch_size, config.accumulation_steps)

@@ -1,0 +1,126 @@
+"""The plan of a budget: the verdict is reserved first, the rest is spent in order of value.
+
+METHOD.md, head point 1: launches have 3 to 10 cycles; where the verdict's reserve takes more than
+45 % of what is left, launches are shortened, then phases F, E and D are given up, in this order.
+"""
+
+import math
+from typing import Literal
+
+from autotune.outcome import Purpose
+from autotune.search.launcher import Launcher
+from autotune.space import Config
+
+Phase = Literal["A", "D", "E", "F"]
+
+LEAST_PAIRS = 4
+"""A verdict needs so many pairs of launches (METHOD.md D.3)."""
+
+FEWEST_CYCLES, MOST_CYCLES = 3, 10
+"""Optimizer steps that a timed launch measures (METHOD.md, head point 1)."""
+
+SHORTEST_WINDOW_SECONDS = 1.0
+"""Where ten cycles are shorter than this, more are measured: a clock and a scheduler are coarse."""
+
+LONGEST_RUN_CYCLES = 100
+"""More cycles than this are never measured in a launch."""
+
+TIGHT_SHARE = 1 / 12
+"""Where a cycle of the baseline takes more of the budget, only memory can be found out."""
+
+RESERVE_SHARES: dict[Phase, float] = {"F": 0.45, "E": 0.55, "D": 0.65}
+"""A phase is given up where the verdict's shortest reserve takes more of what is left."""
+
+VERDICT_SHARE = 0.9
+"""Where the verdict would take more than this, there is none, and the answer is unconfirmed."""
+
+SAFETY = 1.2
+"""Launches of a verdict are taken to cost this much more than expected (METHOD.md, head 1)."""
+
+VERIFY_CYCLES = 2
+"""Whole cycles of the final verification, on the largest batch."""
+
+RACE_LAUNCHES = 6
+"""Launches that the smallest race is worth: three configs, two rounds."""
+
+LOADER_LAUNCHES = 3
+"""Launches that the shortest look at the loader is worth: no worker, one, the jump."""
+
+_UNVERIFIED_LAUNCHES = 1
+_FREE_LAUNCHES = 4
+
+
+class Plan:
+    """Says how long launches are, and what can still be afforded.
+
+    Args:
+        launcher: What knows budget and costs.
+        reference: The config that the verdict compares with.
+    """
+
+    def __init__(self, launcher: Launcher, reference: Config) -> None:
+        self._launcher = launcher
+        self._budget = launcher.budget
+        self._costs = launcher.costs
+        self._reference = reference
+        self.pick = reference
+        left = self._budget.remaining_seconds
+        cycle = self._costs.cycle_seconds(reference)
+        self.is_tight = cycle > TIGHT_SHARE * self._budget.time_seconds
+        self.has_verdict = True
+        self.cycles = self._fitting_cycles(left, cycle)
+        share = self.reserve_seconds() / left if left else math.inf
+        self._skipped = {phase for phase, most in RESERVE_SHARES.items() if share > most}
+        self.has_verdict = share <= VERDICT_SHARE and self._has_launches()
+
+    @property
+    def exploring_cycles(self) -> int:
+        """Optimizer steps of a launch that only ranks."""
+        return max(self.cycles // 2, FEWEST_CYCLES)
+
+    def runs(self, phase: Phase) -> bool:
+        """Whether a phase is worth starting."""
+        return not self.is_tight and phase not in self._skipped
+
+    def reserve_seconds(self) -> float:
+        """Return the seconds that are kept for verification and verdict."""
+        verify = self.cost(self.pick, "verify", cycles=VERIFY_CYCLES)
+        return SAFETY * (verify + LEAST_PAIRS * self.has_verdict * self.pair_seconds(self.pick))
+
+    def pair_seconds(self, config: Config) -> float:
+        """Return what a pair of the verdict is expected to take."""
+        return self.cost(config, "train") + self.cost(self._reference, "train")
+
+    def cost(self, config: Config, purpose: Purpose, *, cycles: int | None = None) -> float:
+        """Return what a launch is expected to take, in seconds."""
+        return self._costs.launch_seconds(config, purpose, cycles=cycles or self.cycles)
+
+    def affords(self, seconds: float, *, phase: Phase, launches: int = 1) -> bool:
+        """Whether launches can be had, and what is kept for later is still there."""
+        kept = 1 + 2 * LEAST_PAIRS * self.has_verdict
+        if self._budget.remaining_launches - kept < launches:
+            return False
+        return self.spare_seconds(phase) >= seconds
+
+    def spare_seconds(self, phase: Phase) -> float:
+        """Return the seconds that a phase may use: those that nothing later needs."""
+        needed = self.reserve_seconds()
+        if phase in {"A", "D"} and self.runs("E"):
+            needed += RACE_LAUNCHES * self.cost(self.pick, "train")
+        if phase == "A" and self.runs("D"):
+            needed += LOADER_LAUNCHES * self.cost(self.pick, "loader")
+        return self._budget.remaining_seconds - needed
+
+    def _has_launches(self) -> bool:
+        kept = _UNVERIFIED_LAUNCHES + 2 * LEAST_PAIRS
+        return self._budget.remaining_launches >= kept + _FREE_LAUNCHES
+
+    def _fitting_cycles(self, left: float, cycle: float) -> int:
+        """Return the most cycles, of 3 to 10, whose verdict stays within its share."""
+        most = MOST_CYCLES
+        if 0 < cycle * MOST_CYCLES < SHORTEST_WINDOW_SECONDS:
+            most = min(math.ceil(SHORTEST_WINDOW_SECONDS / cycle), LONGEST_RUN_CYCLES)
+        self.cycles = most
+        while self.cycles > FEWEST_CYCLES and self.reserve_seconds() > RESERVE_SHARES["F"] * left:
+            self.cycles -= 1
+        return self.cycles

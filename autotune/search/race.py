@@ -1,0 +1,176 @@
+"""Phase E: a race of the best few, by rounds of one launch each on the same data.
+
+Rivals of a round share the data's order and are launched in random order; what counts is the mean
+log ratio to the leader over the rounds that both ran. A race only chooses: its winner is flattered
+by having won, so its figures claim nothing (METHOD.md D.3).
+"""
+
+import math
+import random
+import statistics
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from autotune.outcome import Measured, Trial
+from autotune.search.launcher import Ask, Entry, Launcher
+from autotune.search.plan import Phase, Plan
+from autotune.space import Config
+
+GROSS_LOSSES = (0.08, 0.04, 0.025)
+"""A rival this much slower after one, two, three rounds is out (METHOD.md D.1, row E)."""
+
+ERRORS_FOR_LOSS = 2.0
+"""From three rounds on, a rival is out whose mean loss is above so many standard errors."""
+
+TIE = 0.01
+"""Configs within this of the fastest are as good: the one that needs least is taken."""
+
+LEAST_ROUNDS = 3
+"""Rounds after which a tie is believed, and a spread means something."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """How a config came out of a race.
+
+    Args:
+        config: What raced.
+        loss: Mean log ratio of its time to the leader's; infinite where it was not measured.
+        rounds: Rounds it ran.
+        trial: Its trial.
+    """
+
+    config: Config
+    loss: float
+    rounds: int
+    trial: Trial
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """How a race is run.
+
+    Args:
+        phase: Which phase races.
+        most_rounds: It ends after so many rounds.
+        slack: Log ratio that a rival may lose by and still be of use: above 0 where the goal is
+            memory.
+    """
+
+    phase: Phase
+    most_rounds: int = 6
+    slack: float = 0.0
+
+
+class Race:
+    """A race between configs.
+
+    Args:
+        launcher: What runs them.
+        plan: What can be afforded, and how long a launch is.
+        rules: How it is run.
+    """
+
+    def __init__(self, launcher: Launcher, plan: Plan, *, rules: Rules) -> None:
+        self._launcher = launcher
+        self._plan = plan
+        self._rules = rules
+        seed = f"{launcher.task.seed} {rules.phase} {len(launcher.trials)}"
+        self._random = random.Random(seed)  # noqa: S311  # an order, not a secret
+        self._logs: dict[Config, list[float]] = {}
+        self._out: set[Config] = set()
+
+    def run(
+        self, configs: Iterable[Config], *, may_run: Callable[[Config], bool]
+    ) -> list[Standing]:
+        """Return how each config came out, the fastest first.
+
+        Args:
+            configs: Who races.
+            may_run: Whether a config is still worth a launch; asked before each.
+        """
+        asks = [
+            Ask(config=config, purpose="train", phase=self._rules.phase, cycles=self._plan.cycles)
+            for config in dict.fromkeys(configs)
+        ]
+        with self._launcher.racing(asks) as entries:
+            self._logs = {entry.ask.config: [] for entry in entries}
+            for _ in range(self._rules.most_rounds):
+                running = [e for e in entries if e.ask.config not in self._out]
+                if self._is_decided(running) or not self._can_run_round(running):
+                    break
+                self._run_round(running, may_run)
+                self._eliminate(running)
+        return self._standings(entries)
+
+    def _run_round(self, entries: list[Entry], may_run: Callable[[Config], bool]) -> None:
+        """Launch each rival once, in random order, on the same data."""
+        seed = self._launcher.next_seed()
+        for entry in self._random.sample(entries, len(entries)):
+            config = entry.ask.config
+            if not may_run(config):
+                self._out.add(config)
+                continue
+            outcome = self._launcher.launch(entry, seed=seed)
+            rate = outcome.measurement.samples_per_second if isinstance(outcome, Measured) else None
+            if rate:
+                self._logs[config].append(-math.log(rate))
+            else:
+                self._out.add(config)
+
+    def _can_run_round(self, entries: list[Entry]) -> bool:
+        seconds = sum(self._plan.cost(entry.ask.config, "train") for entry in entries)
+        return self._plan.affords(seconds, phase=self._rules.phase, launches=len(entries))
+
+    def _leader(self) -> Config | None:
+        """Return the fastest of those that ran every round so far."""
+        running = {c: logs for c, logs in self._logs.items() if c not in self._out and logs}
+        return min(running, key=lambda c: statistics.fmean(running[c]), default=None)
+
+    def _losses(self, config: Config, leader: Config) -> list[float]:
+        """Return the log ratios to the leader, of the rounds that both ran."""
+        return [
+            mine - best for mine, best in zip(self._logs[config], self._logs[leader], strict=False)
+        ]
+
+    def _eliminate(self, entries: list[Entry]) -> None:
+        leader = self._leader()
+        if leader is None:
+            return
+        for entry in entries:
+            config = entry.ask.config
+            if config not in self._out and self._is_beaten(self._losses(config, leader)):
+                self._out.add(config)
+
+    def _is_beaten(self, losses: list[float]) -> bool:
+        rounds = len(losses)
+        mean = statistics.fmean(losses) - self._rules.slack
+        if mean > GROSS_LOSSES[min(rounds, len(GROSS_LOSSES)) - 1]:
+            return True
+        if rounds < LEAST_ROUNDS:
+            return False
+        error = statistics.stdev(losses) / math.sqrt(rounds)
+        return mean - ERRORS_FOR_LOSS * error > TIE
+
+    def _is_decided(self, entries: list[Entry]) -> bool:
+        """Whether one is left, or all that are left are as good as each other."""
+        leader = self._leader()
+        if len(entries) <= 1 or leader is None:
+            return len(entries) <= 1 and bool(self._out)
+        losses = [self._losses(entry.ask.config, leader) for entry in entries]
+        if self._rules.slack or min(len(found) for found in losses) < LEAST_ROUNDS:
+            return False
+        return all(statistics.fmean(found) <= TIE for found in losses)
+
+    def _standings(self, entries: list[Entry]) -> list[Standing]:
+        leader = self._leader()
+        found = []
+        for entry in entries:
+            if entry.trial is None:
+                continue
+            config = entry.ask.config
+            is_measured = isinstance(entry.trial.outcome, Measured) and leader is not None
+            losses = self._losses(config, leader) if is_measured and leader else []
+            loss = statistics.fmean(losses) if losses else math.inf
+            found.append(Standing(config=config, loss=loss, rounds=len(losses), trial=entry.trial))
+        return sorted(found, key=lambda standing: (standing.loss, -standing.rounds))

@@ -1,0 +1,136 @@
+"""Phase A, time: seconds per sample of batch sizes and precisions, without a loader.
+
+A pass over every second size of the whole feasible range, then the neighbours of all within 12 %
+of the best: a coarser sweep with an early stop misses a dip between its points, and what a cell is
+worth is judged by that cell alone (METHOD.md F.2 and F.3).
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import zip_longest
+
+from autotune.outcome import Measured
+from autotune.search.fits import Fits
+from autotune.search.launcher import Ask, Launcher
+from autotune.search.plan import Plan
+from autotune.space import Config
+
+CLOSE = 1.12
+"""Sizes this close to the best have their neighbours measured too (METHOD.md F)."""
+
+STRIDES = (2, 4, 8, 16, 32)
+"""Every so many sizes are measured first: the first stride that the budget allows."""
+
+PASS_SHARE = 0.6
+"""The first pass may use this share of the phase's time; the neighbours have the rest."""
+
+
+class Speeds:
+    """Seconds per sample of configs without their loader, as measured.
+
+    Args:
+        launcher: What runs them.
+        fits: What is known of memory.
+        plan: What can be afforded.
+        reference: The config whose loader settings all have here.
+    """
+
+    def __init__(self, launcher: Launcher, fits: Fits, *, plan: Plan, reference: Config) -> None:
+        self._launcher = launcher
+        self._fits = fits
+        self._plan = plan
+        self._reference = reference
+        self.seconds: dict[Config, float] = {}
+        self._given_up: set[Config] = set()
+
+    def core(self, config: Config) -> Config:
+        """Return a config with the reference's loader: what is timed here knows no other."""
+        return replace(
+            config,
+            num_workers=self._reference.num_workers,
+            prefetch_factor=self._reference.prefetch_factor,
+            persistent_workers=self._reference.persistent_workers,
+            pin_memory=self._reference.pin_memory,
+        )
+
+    def of(self, config: Config) -> float:
+        """Return seconds per sample; infinite where they were not measured."""
+        return self.seconds.get(self.core(config), math.inf)
+
+    def ranked(self) -> list[Config]:
+        """Return what was measured, the fastest first."""
+        return sorted(self.seconds, key=lambda config: (self.seconds[config], config.batch_size))
+
+    @property
+    def best_seconds(self) -> float:
+        """Seconds per sample of the fastest; infinite before there is one."""
+        return min(self.seconds.values(), default=math.inf)
+
+    def measure(self, config: Config, *, phase: str = "A") -> float | None:
+        """Return seconds per sample by a launch where that is not known; None if there are none.
+
+        Raises:
+            BudgetSpent: If nothing more may be launched.
+        """
+        core = self.core(config)
+        if core in self.seconds:
+            return self.seconds[core]
+        cycles = self._plan.exploring_cycles
+        cost = self._plan.cost(core, "compute", cycles=cycles)
+        if not self._fits.may_run(core) or not self._plan.affords(cost, phase="A"):
+            return None
+        outcome = self._launcher.run(
+            Ask(config=core, purpose="compute", phase=phase, cycles=cycles)
+        ).outcome
+        if not isinstance(outcome, Measured) or not outcome.measurement.samples_per_second:
+            return None
+        self.seconds[core] = 1 / outcome.measurement.samples_per_second
+        return self.seconds[core]
+
+    def sweep(self, ladders: Sequence[Sequence[Config]]) -> None:
+        """Measure every second size of each ladder, then the neighbours of all that are close."""
+        self.measure(self._reference)
+        for config in self._first_pass(ladders):
+            self.measure(config)
+        while missing := self._neighbours(ladders):
+            if self.measure(missing[0]) is None:
+                self._given_up.add(missing[0])
+
+    def _first_pass(self, ladders: Sequence[Sequence[Config]]) -> list[Config]:
+        """Return every n-th size from the top of each ladder, for the least n that is affordable.
+
+        The ladders take turns from the top down: where time ends early, each has had its largest.
+        """
+        chosen: list[Config] = []
+        for stride in STRIDES:
+            picks = [ladder[::-1][::stride] for ladder in ladders]
+            chosen = [config for row in zip_longest(*picks) for config in row if config is not None]
+            if self._cost(chosen) <= PASS_SHARE * self._plan.spare_seconds("A"):
+                break
+        return chosen
+
+    def _cost(self, configs: Iterable[Config]) -> float:
+        cycles = self._plan.exploring_cycles
+        return sum(
+            self._plan.cost(config, "compute", cycles=cycles)
+            for config in configs
+            if self.core(config) not in self.seconds
+        )
+
+    def _neighbours(self, ladders: Sequence[Sequence[Config]]) -> list[Config]:
+        """Return what was not yet tried beside sizes that are close to the best, best first."""
+        close = CLOSE * self.best_seconds
+        found = [
+            (self.of(ladder[place]), ladder[beside])
+            for ladder in ladders
+            for place in range(len(ladder))
+            for beside in (place - 1, place + 1)
+            if 0 <= beside < len(ladder) and self.of(ladder[place]) <= close
+        ]
+        found.sort(key=lambda pair: pair[0])
+        return [
+            config
+            for _, config in found
+            if self.core(config) not in self.seconds and config not in self._given_up
+        ]
