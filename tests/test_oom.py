@@ -20,8 +20,10 @@ ALLOCATOR = "/__w/pytorch/pytorch/c10/cuda/CUDACachingAllocator.cpp"
 
 MEMORY = [
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB",
-    "CUDA out of memory. Allocation was preemptively rejected because it would exceed "
-    "per_process_memory_fraction limit. Requested size: 2.00 GiB",
+    (
+        "CUDA out of memory. Allocation was preemptively rejected because it would exceed "
+        "per_process_memory_fraction limit. Requested size: 2.00 GiB"
+    ),
     "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported",
     "Allocation on device 0 would exceed allowed memory. (out of memory)\nCurrently allocated",
     "CUDA driver error: out of memory",
@@ -31,10 +33,14 @@ MEMORY = [
     "cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`",
     "cuFFT error: CUFFT_ALLOC_FAILED",
     "InternalTorchDynamoError: OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB",
-    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: "
-    "you tried to allocate 68719476736 bytes. Error code 12 (Cannot allocate memory)",
-    "[enforce fail at alloc_cpu.cpp:80] data. DefaultCPUAllocator: not enough memory: "
-    "you tried to allocate 274877906944 bytes.",
+    (
+        "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: "
+        "you tried to allocate 68719476736 bytes. Error code 12 (Cannot allocate memory)"
+    ),
+    (
+        "[enforce fail at alloc_cpu.cpp:80] data. DefaultCPUAllocator: not enough memory: "
+        "you tried to allocate 274877906944 bytes."
+    ),
     "Unable to allocate 64.0 GiB for an array with shape (8589934592,) and data type float64",
     "MPS backend out of memory (MPS allocated: 8.00 GiB, other allocations: 1.00 GiB)",
     "Invalid buffer size: 24.00 GiB",
@@ -44,8 +50,10 @@ MEMORY = [
     "HIP out of memory. Tried to allocate 256.00 MiB",
     "NCCL error: unhandled cuda error. Last error:\nCuda failure 2 'out of memory'",
     "DataLoader worker (pid 4242) is killed by signal: Killed. ",
-    "DataLoader worker (pid 4242) is killed by signal: Bus error. It is possible that "
-    "dataloader's workers are out of shared memory.",
+    (
+        "DataLoader worker (pid 4242) is killed by signal: Bus error. It is possible that "
+        "dataloader's workers are out of shared memory."
+    ),
     "unable to write to file </torch_17_2873_1>: No space left on device (28)",
     "unable to mmap 4096 bytes from file </torch_17>: Cannot allocate memory (12)",
     "std::bad_alloc",
@@ -56,11 +64,15 @@ UNDER_LIMIT = [
     "Pin memory thread exited unexpectedly",
 ]
 MAYBE = [
-    "CUDA ran out of memory outside PyTorch's allocator. If this workload uses many dynamic "
-    "shapes, cuDNN may need additional device memory",
+    (
+        "CUDA ran out of memory outside PyTorch's allocator. If this workload uses many dynamic "
+        "shapes, cuDNN may need additional device memory"
+    ),
     "CUDA driver error: device not ready",
-    "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a "
-    "non-contiguous input.",
+    (
+        "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a "
+        "non-contiguous input."
+    ),
     "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
     "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR",
     "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED",
@@ -247,12 +259,17 @@ def test_killed_process_is_memory() -> None:
 
 
 def fail_with(tensor: torch.Tensor) -> None:
-    """Fail twice, the second time while the first is handled, with tensors in the frames."""
+    """Fail twice, the second time because of the first, with tensors in both frames."""
     activation = tensor + 1
     try:
-        raise torch.OutOfMemoryError(f"{activation.shape}")
+        allocate(activation.view(2, 2))
     except torch.OutOfMemoryError as error:
         raise RuntimeError("the step failed") from error
+
+
+def allocate(view: torch.Tensor) -> None:
+    """Fail as an allocation does."""
+    raise torch.OutOfMemoryError(f"{view.shape}")
 
 
 def test_forgotten_error_keeps_nothing_alive() -> None:

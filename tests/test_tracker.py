@@ -220,7 +220,7 @@ def test_sparse_gradient_counts_indices_and_values() -> None:
     assert tracker.live_bytes <= parameter_bytes + index_bytes + value_bytes
 
 
-@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")  # once a process
+@pytest.mark.filterwarnings("ignore:Sparse CS[RC] tensor support is in beta")  # once a process
 @pytest.mark.parametrize("layout", [torch.sparse_csr, torch.sparse_csc])
 def test_compressed_sparse_tensors_count_their_parts(layout: torch.layout) -> None:
     """A compressed tensor counts its pointers, indices and values."""

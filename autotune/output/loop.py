@@ -1,9 +1,8 @@
 """train.py: a training loop with the tuned settings, which needs PyTorch and nothing of ours."""
 
-import json
 import os
 import textwrap
-from importlib.abc import InspectLoader
+from importlib.abc import ExecutionLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from types import ModuleType
@@ -65,7 +64,7 @@ def load_loop(source: str, *, folder: str | Path = ".") -> ModuleType:
     return module
 
 
-class _Text(InspectLoader):
+class _Text(ExecutionLoader):
     """Loads a module from a text, which tracebacks can then show."""
 
     def __init__(self, source: str, path: str) -> None:
@@ -108,7 +107,14 @@ def _wrapped(text: str) -> str:
 
 def _quotable(text: str) -> str:
     """Return a text that a docstring may hold: it neither ends it nor means something else."""
-    return text.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
+    return _printable(text.replace("\\", "\\\\").replace('"""', '\\"\\"\\"'))
+
+
+def _printable(text: str) -> str:
+    """Return source in which every character can be seen; the rest is escaped."""
+    return "".join(
+        letter if letter.isprintable() or letter == "\n" else repr(letter)[1:-1] for letter in text
+    )
 
 
 def _config_lines(config: Config) -> list[str]:
@@ -117,7 +123,10 @@ def _config_lines(config: Config) -> list[str]:
 
 def _literal(value: object) -> str:
     """Return a value as source, strings in the formatter's double quotes."""
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+    if not isinstance(value, str):
+        return repr(value)
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{_printable(escaped)}"'
 
 
 def _from_folder(script: str | None, folder: Path) -> str | None:

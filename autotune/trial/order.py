@@ -1,15 +1,30 @@
 """What a launch in another process is told, and what it answers: whole files, nothing shared."""
 
 import json
+import os
 import pickle
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autotune.errors import WorkloadInvalid
 from autotune.outcome import Request
 
 INSIDE_LAUNCH = "AUTOTUNE_LAUNCH"
 """Environment variable that is set in a launch: no search is started inside one."""
+
+
+def refuse_inside_launch() -> None:
+    """Refuse to start a search inside a launch of another.
+
+    Raises:
+        WorkloadInvalid: If this process is a launch.
+    """
+    if INSIDE_LAUNCH in os.environ:
+        raise WorkloadInvalid(
+            "the workload starts a search of its own while it is being tuned",
+            hint='guard the call: if __name__ == "__main__": autotune.fit(...)',
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

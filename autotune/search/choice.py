@@ -1,0 +1,44 @@
+"""Which of those that raced is the pick: the fastest, or among equals the one that needs least."""
+
+import math
+from collections.abc import Sequence
+
+from autotune.search.fits import Fits
+from autotune.search.race import TIE, Standing
+from autotune.search.task import KEPT_THROUGHPUT, Goal
+from autotune.space import Config
+
+
+def in_order(standings: Sequence[Standing], *, goal: Goal, fits: Fits) -> list[Standing]:
+    """Return who raced to its end, the best first.
+
+    With the goal `throughput` all within 1 % of the fastest are equal, and the one that needs
+    least comes first; with the goal `memory` the smallest peak of those that keep 95 % of the best
+    throughput does. All others follow by their speed.
+    """
+    finished = [standing for standing in standings if standing.loss < math.inf]
+    least = min((standing.loss for standing in finished), default=0.0)
+    slack = TIE if goal == "throughput" else -math.log(KEPT_THROUGHPUT)
+    equals = [standing for standing in finished if standing.loss - least <= slack]
+    others = [standing for standing in finished if standing.loss - least > slack]
+    if goal == "memory":
+        equals.sort(key=lambda s: (_peak(s.config, fits), *needs(s.config)))
+    else:
+        equals.sort(key=lambda s: needs(s.config))
+    return equals + sorted(others, key=lambda standing: standing.loss)
+
+
+def needs(config: Config) -> tuple[int, bool, int, int, int]:
+    """Return what a config needs of the machine: workers, another precision, a larger batch, …."""
+    return (
+        config.num_workers,
+        config.amp != "off",
+        config.batch_size,
+        config.prefetch_factor or 0,
+        config.threads or 0,
+    )
+
+
+def _peak(config: Config, fits: Fits) -> float:
+    peak = fits.predict(config).peak_bytes
+    return math.inf if peak is None else peak
