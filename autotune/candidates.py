@@ -201,8 +201,8 @@ class _Knobs:
             "batch_size": self._batch_sizes(world_size),
             "amp": (_precisions(self.device), "no lower precision is native on this device"),
             "num_workers": self._workers(),
-            "prefetch_factor": self._loader_knob("prefetch_factor", PREFETCH_FACTORS),
-            "persistent_workers": self._loader_knob("persistent_workers", (True,)),
+            "prefetch_factor": self._loader_knob("prefetch_factor", set(PREFETCH_FACTORS)),
+            "persistent_workers": self._loader_knob("persistent_workers", {True}),
             "pin_memory": self._pinning(),
             "cudnn_benchmark": self._cudnn(),
             "threads": self._threads(),
@@ -254,13 +254,15 @@ class _Knobs:
         most = min(self.device.usable_cores, MOST_WORKERS)
         return tuple(sorted({*range(most + 1), own})), "no core is left for a worker"
 
-    def _loader_knob(self, name: str, values: tuple[Value, ...]) -> tuple[tuple[Value, ...], str]:
+    def _loader_knob(self, name: str, values: set[Value]) -> tuple[tuple[Value, ...], str]:
         own = getattr(self.baseline, name)
         if "num_workers" not in self.workload.loader_settings and not self.baseline.num_workers:
             return (own,), "there are no loader workers to set it for"
         if name not in self.workload.loader_settings:
             return (own,), f"loader_fn does not accept {name}"
-        return values, "always on where there are workers: it only spares their start"
+        if self.baseline.num_workers:
+            values = values | {own}
+        return _ascending(values), "always on where there are workers: it only spares their start"
 
     def _pinning(self) -> tuple[tuple[Value, ...], str]:
         own = self.baseline.pin_memory

@@ -1,18 +1,22 @@
 """`python -m autotune SCRIPT`: arguments in, exit code out; the only module that prints."""
 
 import json
+import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from autotune.errors import AutotuneError, OptionInvalid, StepFailed
+from autotune.errors import AutotuneError, Interrupted, OptionInvalid, StepFailed
 from autotune.version import __version__
 
 if TYPE_CHECKING:
+    from autotune.options import GlobalBatch
     from autotune.result import Result
 
 DEFECT_WORDS = "This is a defect of autotune. Please report it with the lines above."
@@ -53,8 +57,18 @@ def command(script: str, *, is_json: bool, quiet: bool, **given: Any) -> int:
     SCRIPT defines loader_fn and model_fn (or model), and perhaps loss_fn, optimizer_fn and
     eval_loader_fn. A config, a training loop and a report are written.
     """
+    caught: list[int] = []
     try:
-        result, signal_number = _tune(script, given, is_quiet=quiet or is_json)
+        with _sigterm_interrupts(caught):
+            result = _tune(script, given, is_quiet=quiet or is_json)
+    except KeyboardInterrupt:
+        error = Interrupted(
+            "interrupted before anything was verified",
+            signal_number=(*caught, signal.SIGINT)[0],
+            hint="the same command starts again",
+        )
+        _print_error(error, is_json=is_json)
+        return error.exit_code
     except AutotuneError as error:
         _print_error(error, is_json=is_json)
         return error.exit_code
@@ -62,15 +76,30 @@ def command(script: str, *, is_json: bool, quiet: bool, **given: Any) -> int:
         traceback.print_exc()
         _print_error(AutotuneError(str(error), hint=DEFECT_WORDS), is_json=is_json)
         return 1
-    exit_code = 0 if signal_number is None else 128 + signal_number
+    is_interrupted = result.verdict == "interrupted"
+    exit_code = 128 + (*caught, signal.SIGINT)[0] if is_interrupted else 0
     _print_result(result, is_json=is_json, exit_code=exit_code)
     return exit_code
 
 
-def _tune(
-    script: str, given: dict[str, Any], *, is_quiet: bool
-) -> "tuple[Result, int | None]":
-    from autotune.tune import Options, tune_script  # noqa: PLC0415  # --help loads none of this
+@contextmanager
+def _sigterm_interrupts(caught: list[int]) -> Iterator[None]:
+    """Let SIGTERM end the search as Ctrl-C does, and remember that it was SIGTERM."""
+
+    def interrupt(number: int, _frame: FrameType | None) -> None:
+        caught.append(number)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _tune(script: str, given: dict[str, Any], *, is_quiet: bool) -> "Result":
+    from autotune.options import Options  # noqa: PLC0415  # --help loads none of this
+    from autotune.tune import tune_script  # noqa: PLC0415  # as above
 
     space = parse_knobs(given.pop("knobs"))
     given["global_batch"] = parse_global_batch(given["global_batch"])
@@ -107,14 +136,14 @@ def _parse_value(text: str) -> Any:
     return int(text) if text.lstrip("-").isdigit() else text
 
 
-def parse_global_batch(text: str | None) -> int | str | None:
+def parse_global_batch(text: str | None) -> "GlobalBatch":
     """Return the number of samples, `"free"`, or None where nothing was given.
 
     Raises:
         OptionInvalid: If it is neither.
     """
     if text is None or text == "free":
-        return text
+        return None if text is None else "free"
     if not text.isdigit() or int(text) < 1:
         raise OptionInvalid(f"--global-batch needs a number of samples or free, but got {text!r}")
     return int(text)

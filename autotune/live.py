@@ -11,20 +11,20 @@ from autotune.errors import WorkloadInvalid
 from autotune.step.restore import borrowed
 from autotune.trial.inprocess import InProcess
 from autotune.trial.isolate import ALWAYS_LOADED, Isolated
-from autotune.trial.order import Source
+from autotune.trial.order import Source, refuse_inside_launch
 from autotune.trial.packing import pack
 from autotune.workload import Workload
 
 
 @contextmanager
 def open_live(
-    workload: Workload, *, device: str, isolate: bool | None
+    workload: Workload, *, device: str | None, isolate: bool | None
 ) -> Iterator[tuple[Isolated | InProcess, tuple[str, ...]]]:
     """Open a runner for live objects; this process is as before afterwards.
 
     Args:
         workload: The live objects.
-        device: `auto`, `cpu`, `cuda` or `cuda:N`.
+        device: `cpu`, `cuda` or `cuda:N`; None takes the best there is.
         isolate: Whether launches have processes of their own; None where they can have them.
 
     Yields:
@@ -33,17 +33,18 @@ def open_live(
     Raises:
         WorkloadInvalid: If the objects have to be sent, and cannot be.
     """
+    refuse_inside_launch()
     content, notes = _packed(workload, isolate=isolate)
     with borrowed(None), tempfile.TemporaryDirectory(prefix="autotune-") as folder:
         if content is None:
-            with InProcess(workload, device=device) as runner:
+            with InProcess(workload, device=device or "auto") as runner:
                 yield runner, notes
             return
         path = Path(folder) / "workload"
         path.write_bytes(content)
         with Isolated(
             Source(live_path=str(path)),
-            device=device,
+            device=device or "auto",
             preload=_libraries(workload),
             start_method=multiprocessing.get_start_method(allow_none=True),
         ) as isolated:

@@ -10,6 +10,10 @@ from autotune.space import Config, knob_names, unknown_knob
 from autotune.units import parse_bytes, parse_duration
 
 Goal = Literal["throughput", "memory"]
+"""What is best: most samples per second, or the smallest peak that keeps 95 % of them."""
+
+GlobalBatch = int | Literal["free"] | None
+"""Samples per optimizer step; free; or None where nothing was said."""
 
 DEFAULT_TIME_BUDGET = "10min"
 
@@ -44,12 +48,12 @@ class Options:
     """
 
     baseline: Config | Mapping[str, Any] | None = None
-    global_batch: int | str | None = None
+    global_batch: GlobalBatch = None
     memory: str | float | None = None
     time_budget: str | float | None = None
     trials: int | None = None
     space: Mapping[str, Sequence[Any]] | None = None
-    goal: str | None = None
+    goal: Goal | None = None
     device: str | None = None
     seed: int | None = None
     out: str | None = None
@@ -59,7 +63,7 @@ class Options:
         parse_bytes(1 if self.memory is None else self.memory, free_bytes=2**40)
         if self.goal not in (None, *get_args(Goal)):
             raise OptionInvalid(f"goal needs throughput or memory, but got {self.goal!r}")
-        if isinstance(self.global_batch, str) and self.global_batch != "free":
+        if not isinstance(self.global_batch, int) and self.global_batch not in (None, "free"):
             raise OptionInvalid(
                 f'global_batch needs a number of samples or "free", but got {self.global_batch!r}'
             )

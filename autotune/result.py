@@ -1,7 +1,6 @@
 """What `fit` returns: the answer, what it rests on, and ways to use it."""
 
 import shutil
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,6 +17,8 @@ from autotune.space import Config
 from autotune.summary import Summary
 
 if TYPE_CHECKING:
+    import tempfile
+
     from autotune.workload import Workload
 
 
@@ -143,8 +144,6 @@ def _latest(trials: Iterable[Trial], config: Config) -> Trial | None:
     timed = [
         trial
         for trial in trials
-        if trial.config == config
-        and trial.measured is not None
-        and trial.study == "e2e"
+        if trial.config == config and trial.measured is not None and trial.study == "e2e"
     ]
     return timed[-1] if timed else None

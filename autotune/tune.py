@@ -1,45 +1,17 @@
 """The path itself: survey the workload, resolve what was asked, search, write what was found."""
 
-import signal
-import tempfile
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any
 
-from autotune.errors import Interrupted, WorkloadInvalid
-from autotune.facts import Survey
-from autotune.machine import machine_of, versions
-from autotune.options import Options
-from autotune.outcome import Report, Request, Trial
-from autotune.output.files import STUDY, TRIALS, OutFolder, TrialLog
-from autotune.output.terminal import Progress
-from autotune.output.write import write_all
+from autotune.options import GlobalBatch, Goal, Options
 from autotune.result import Result
-from autotune.search.search import Decision, run_search
+from autotune.run import Run, open_script
 from autotune.space import Config
-from autotune.summary import Summary
-from autotune.trial.isolate import Isolated, preload_of_script
-from autotune.trial.order import Source, refuse_inside_launch
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
-
-    from autotune.workload import Workload
-
-
-class LaunchRunner(Protocol):
-    """A runner that can also say what the workload is: `Isolated` or `InProcess`."""
-
-    def survey(self, *, scan_seconds: float) -> Survey: ...
-    def __call__(self, request: Request) -> Report: ...
-    def __enter__(self) -> Self: ...
-    def __exit__(self, *unused: object) -> None: ...
 
 
 def fit(
@@ -51,12 +23,12 @@ def fit(
     eval_loader_fn: Callable[..., Iterable[Any]] | None = None,
     batch_size_fn: Callable[[Any], int] | None = None,
     baseline: Config | Mapping[str, Any] | None = None,
-    global_batch: int | str | None = None,
+    global_batch: GlobalBatch = None,
     memory: str | float | None = None,
     time_budget: str | float | None = None,
     trials: int | None = None,
     space: Mapping[str, Sequence[Any]] | None = None,
-    goal: str | None = None,
+    goal: Goal | None = None,
     device: str | None = None,
     isolate: bool | None = None,
     seed: int | None = None,
@@ -66,7 +38,7 @@ def fit(
     """Find the fastest training configuration of a model that is sure to fit in memory.
 
     The model is borrowed: its weights, and everything else of this process, are as before
-    afterwards.
+    afterwards. Ctrl-C ends the search; the result then holds the best config verified by then.
 
     Args:
         model: The model, or a function that makes it.
@@ -89,14 +61,19 @@ def fit(
         out: Folder for the files; without it `result.save(...)` writes them.
         progress: Whether to show progress on stderr.
 
+    Returns:
+        The answer, what it rests on, and ways to use it.
+
     Raises:
         OptionInvalid: If an argument means nothing.
         WorkloadInvalid: If model, loader or loss cannot be tuned as they are.
         NothingFits: If no configuration stays within the limit.
         StepFailed: If the step fails at the baseline.
         NothingVerified: If time or trials ended before anything was verified.
+        KeyboardInterrupt: If it was interrupted before anything was verified.
     """
-    from autotune.workload import live_workload  # noqa: PLC0415  # torch, where it is needed
+    from autotune.live import open_live  # noqa: PLC0415  # torch, where it is needed
+    from autotune.workload import live_workload  # noqa: PLC0415  # as above
 
     options = Options(
         baseline=baseline,
@@ -118,8 +95,23 @@ def fit(
         eval_loader_fn=eval_loader_fn,
         batch_size_fn=batch_size_fn,
     )
-    from autotune.live import open_live  # noqa: PLC0415  # as above
+    with open_live(workload, device=options.device, isolate=isolate) as (runner, notes):
+        return Run(
+            runner, options, live_workload=workload, notes=notes, command="autotune.fit(…)"
+        ).tune(progress=progress)
 
-    with open_live(workload, device=options.device or "auto", isolate=isolate) as (runner, notes):
-        run = Run(runner=runner, options=options, workload=workload, notes=notes)
-        return run.tune(progress=progress)
+
+def tune_script(script: str, options: Options, *, progress: bool, command: str) -> Result:
+    """Find the fastest training configuration of a script's workload.
+
+    Args:
+        script: Path of the script.
+        options: What was asked for; the script's `autotune_options` fill what was not.
+        progress: Whether to show progress on stderr.
+        command: The command line, for the report.
+
+    Raises:
+        As `fit`.
+    """
+    with open_script(script, device=options.device) as runner:
+        return Run(runner, options, script=script, command=command).tune(progress=progress)

@@ -1,4 +1,4 @@
-"""Tests of autotune/device/cuda.py on a real GPU; those with a fake one are in test_cuda_fake.py."""
+"""Tests of autotune/device/cuda.py on a real GPU; test_cuda_fake.py has those with a fake one."""
 
 import gc
 import json
@@ -352,15 +352,16 @@ FULL = """
 import json, torch
 from autotune.device.oom import classify
 from torch.nn.functional import conv2d
-small = torch.ones(64, 64, device="cuda")
-images, filters = torch.ones(8, 64, 128, 128, device="cuda"), torch.ones(64, 64, 3, 3, device="cuda")
+torch.set_default_device("cuda")
+small, images, filters = torch.ones(64, 64), torch.ones(8, 64, 128, 128), torch.ones(64, 64, 3, 3)
+uses = {"cublas": lambda: small @ small, "cudnn": lambda: conv2d(images, filters)}
 kept, size, seen = [], 2**34, {}
 while size >= 2**20:
     try:
-        kept.append(torch.empty(size, dtype=torch.int8, device="cuda"))
+        kept.append(torch.empty(size, dtype=torch.int8))
     except torch.OutOfMemoryError:
         size //= 2
-for name, use in {"cublas": lambda: small @ small, "cudnn": lambda: conv2d(images, filters)}.items():
+for name, use in uses.items():
     try:
         use()
         torch.cuda.synchronize()

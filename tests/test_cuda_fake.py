@@ -240,11 +240,11 @@ def test_fake_watch_limits_and_puts_the_fraction_back(fake: FakeGpu) -> None:
     """
     device = CudaDevice(0)
     fake.fraction = 0.9
-    with (
-        pytest.raises(torch.OutOfMemoryError),
-        device.watch([], limit_bytes=CONTEXT + 200 * MIB) as meter,
-    ):
+    limit = CONTEXT + 200 * MIB
+    with device.watch([], limit_bytes=limit):
         fake.allocate(200 * MIB)
+    fake.calls.clear()
+    with pytest.raises(torch.OutOfMemoryError), device.watch([], limit_bytes=limit) as meter:
         fake.allocate(1)
 
     assert fake.fraction == 0.9

@@ -160,6 +160,17 @@ def test_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mo
     assert (tmp_path / "report.md").read_text() == "old"
 
 
+def test_reader_of_the_old_file_sees_it_whole(tmp_path: Path) -> None:
+    """A file is replaced by another, never written over while somebody reads it."""
+    path = tmp_path / "report.md"
+    write_whole(path, "old")
+
+    with path.open() as reader:
+        write_whole(path, "new")
+        assert reader.read() == "old"
+    assert path.read_text() == "new"
+
+
 @given(st.lists(trials(), max_size=3))
 def test_trials_round_trip(tmp_path_factory: pytest.TempPathFactory, many: list[Trial]) -> None:
     """What was appended is what is read, in its order."""

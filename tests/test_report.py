@@ -6,9 +6,9 @@ from html.parser import HTMLParser
 
 import pytest
 from hypothesis import given, settings
-from strategies import ANSWER, BASELINE, sample_summary, summaries
+from strategies import sample_summary, summaries
 
-from autotune.outcome import Crashed, OutOfMemory
+from autotune.outcome import Crashed, OutOfMemory, Verdict
 from autotune.output.report import render_reports
 from autotune.output.view import view_of
 from autotune.space import Config
@@ -111,7 +111,7 @@ def test_every_trial_is_in_the_table(kind: int) -> None:
 
 
 @pytest.mark.parametrize("verdict", ["tuned", "keep", "unconfirmed", "interrupted"])
-def test_every_verdict_has_its_badge(verdict: str) -> None:
+def test_every_verdict_has_its_badge(verdict: Verdict) -> None:
     """Both reports say in words how the run ended."""
     view = view_of(replace(SAMPLE, verdict=verdict))
 
@@ -140,15 +140,25 @@ def test_markdown_shows_any_text_as_text() -> None:
     assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {10}
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(summaries())
 def test_any_run_has_a_report(summary: Summary) -> None:
     """Whatever is unknown, both reports are written and the page is well nested."""
     html, markdown = render_reports(summary)
 
     assert outline(html).open == []
-    assert "None" not in outline(html).text.replace('": None', "")
     assert markdown.startswith("# ")
+
+
+def test_unknown_is_never_shown_as_none() -> None:
+    """What was not measured is left out or said to be unknown."""
+    bare = replace(SAMPLE.baseline, outcome=OutOfMemory(reason=""), predicted_peak_bytes=None)
+    summary = replace(SAMPLE, measured=None, speedup=None, baseline=bare, trials=(bare,))
+
+    page = outline(render_reports(summary)[0])
+
+    assert "None" not in page.text.replace('": None', "")
+    assert "unknown" in page.text
 
 
 def test_changed_batch_comes_with_rules_and_sources() -> None:
@@ -169,43 +179,3 @@ def test_changed_batch_comes_with_rules_and_sources() -> None:
 def test_kept_batch_comes_without_rules() -> None:
     """Where the batch was kept, nothing is said about learning rates."""
     assert not any("learning rate" in text for text in render_reports(SAMPLE))
-
-
-def test_predictions_stand_beside_what_was_measured() -> None:
-    """Each prediction that was measured is compared, and the span of errors is told."""
-    view = view_of(SAMPLE)
-
-    assert view.peaks[0].predicted == "129.8 MiB"
-    assert view.peaks[0].measured == "126.0 MiB"
-    assert view.peaks[0].difference == "+3.0%"
-    assert view.peaks_summary.endswith("by +1.8% to +3.0%.")
-
-
-def test_baseline_that_ran_out_of_memory_is_told() -> None:
-    """Without a measured baseline the report says why there is no ratio."""
-    baseline = replace(SAMPLE.baseline, outcome=OutOfMemory(reason="needs 2 GiB"))
-    summary = replace(SAMPLE, baseline=baseline, speedup=None)
-
-    tiles = view_of(summary).tiles
-
-    assert (tiles[0].value, tiles[0].detail) == ("–", "the baseline does not fit")
-    assert tiles[1].detail.endswith("yours: out of memory")
-
-
-def test_keep_shows_the_rival() -> None:
-    """With nothing better, the ratio shown is named as the best rival's."""
-    summary = replace(SAMPLE, verdict="keep", config=BASELINE)
-
-    view = view_of(summary)
-
-    assert view.tiles[0].label == "best rival, times your speed"
-    assert view.changes == ()
-
-
-def test_answer_and_baseline_are_marked_in_the_table() -> None:
-    """A reader finds both among all the trials."""
-    marks = {row.config: row.mark for row in view_of(SAMPLE).trials}
-
-    assert marks[ANSWER.describe()] == "answer"
-    assert marks[BASELINE.describe()] == "baseline"
-    assert marks["batch 64, fp32"] == ""

@@ -370,6 +370,19 @@ def test_error_names_bytes_limit_and_operator() -> None:
     assert "aten.mul.Tensor" in str(caught.value)
 
 
+def test_error_does_not_keep_what_was_too_much() -> None:
+    """While the error is handled, the outputs that went above the limit are gone already."""
+    number, live = torch.zeros(1), None
+    with StorageTracker([number], limit_bytes=1000) as tracker:
+        try:
+            number.expand(KIB) + 1
+        except LimitExceeded:
+            live = tracker.live_bytes
+
+    assert live == 4
+    assert tracker.peak.allocated_bytes == 1028
+
+
 def test_held_above_the_limit_raises_on_entry() -> None:
     """What is there before is within the limit too; nothing stays installed."""
     with (

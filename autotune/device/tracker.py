@@ -106,7 +106,7 @@ class StorageTracker(TorchDispatchMode):
     def __torch_dispatch__(
         self,
         func: Callable[..., object],
-        types: Iterable[type],
+        _types: Iterable[type],
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> object:
@@ -114,7 +114,7 @@ class StorageTracker(TorchDispatchMode):
         self._see(result, func, inputs=(args, kwargs))
         if self._is_over:
             live_bytes = self._live_bytes
-            del result, args, kwargs  # else the error's traceback keeps them alive by this frame
+            del result  # else the error's traceback keeps it alive by this frame
             raise self._exceeded(live_bytes, func)
         return result
 
@@ -179,6 +179,7 @@ class _ResizeHook:
         self._earlier: object = None
 
     def install(self) -> None:
+        """Put the telling method in the place of the one that stands."""
         resize, resized = torch.UntypedStorage.resize_, self._resized
 
         def resize_and_tell(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
@@ -190,6 +191,7 @@ class _ResizeHook:
         setattr(torch.UntypedStorage, _RESIZE, resize_and_tell)
 
     def remove(self) -> None:
+        """Put back what stood before."""
         if self._earlier is None:
             delattr(torch.UntypedStorage, _RESIZE)
         else:

@@ -68,18 +68,13 @@ def tidy(text: str) -> str:
     """Return a source with its imports merged, sorted, without unused ones, below its docstring."""
     tree, lines = ast.parse(text), text.splitlines()
     used = frozenset[str]().union(*(_names(node) for node in tree.body if not _is_import(node)))
-    start = (tree.body[0].end_lineno or 0) if _is_string(tree.body[0]) else 0
-    gone: set[int] = set()
-    imports: list[tuple[str, ast.alias]] = []
-    for node in tree.body:
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            gone |= set(range(node.lineno - 1, node.end_lineno or node.lineno))
-            module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
-            imports += [(module, alias) for alias in node.names if _bound(alias) in used]
-    rest = [line for index, line in enumerate(lines) if index >= start and index not in gone]
-    body = "\n".join(rest).strip("\n")
-    head = [*lines[:start], "", *_import_lines(imports)]
-    return "\n".join(head).strip("\n") + "\n\n" + body + "\n"
+    start = _end(tree.body[0]) if _is_string(tree.body[0]) else 0
+    statements = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    gone = {line for node in statements for line in range(node.lineno, _end(node) + 1)}
+    rest = [line for number, line in enumerate(lines, start=1) if number not in gone]
+    body = "\n".join(rest[start:]).strip("\n")
+    head = "\n".join([*lines[:start], "", *_import_lines(_imported(statements, used))])
+    return head.strip("\n") + "\n\n" + body + "\n"
 
 
 def pieces_of(text: str) -> Iterator[Piece]:
@@ -87,12 +82,12 @@ def pieces_of(text: str) -> Iterator[Piece]:
     tree, lines = ast.parse(text), text.splitlines()
     nodes, end = tree.body, 0
     for index, node in enumerate(nodes):
-        start, end = end, node.end_lineno or node.lineno
+        start, end = end, _end(node)
         if _is_string(node) or _is_ours(node):
             continue
         follows = nodes[index + 1 : index + 2]
         if follows and index and _is_string(follows[0]):
-            end = follows[0].end_lineno or end
+            end = _end(follows[0])
         yield Piece(
             names=_defined(node),
             uses=_names(node),
@@ -118,8 +113,18 @@ def _reached(pieces: Sequence[Piece], wanted: set[str]) -> list[Piece]:
     return [piece for piece in pieces if piece in kept]
 
 
+def _imported(
+    statements: Iterable[ast.Import | ast.ImportFrom], used: frozenset[str]
+) -> Iterator[tuple[str, ast.alias]]:
+    """Yield module and name of what is imported and used; the module is empty for `import x`."""
+    for node in statements:
+        module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
+        yield from ((module, alias) for alias in node.names if _bound(alias) in used)
+
+
 def _import_lines(imports: Iterable[tuple[str, ast.alias]]) -> Iterator[str]:
     """Yield import statements in the order of isort: standard library, then the rest."""
+    imports = list(imports)
     plain = {ast.unparse(ast.Import([alias])) for module, alias in imports if not module}
     members: dict[str, set[str]] = {}
     for module, alias in imports:
@@ -143,6 +148,10 @@ def _member_order(name: str) -> tuple[int, str]:
 
 def _is_standard(statement: str) -> bool:
     return statement.split()[1].partition(".")[0] in sys.stdlib_module_names
+
+
+def _end(node: ast.stmt) -> int:
+    return node.end_lineno or node.lineno
 
 
 def _bound(alias: ast.alias) -> str:

@@ -8,6 +8,7 @@ from math import sqrt
 from autotune.outcome import Skipped, Trial
 from autotune.output import words
 from autotune.output.picture import draw
+from autotune.output.provenance import how_measured, machine_facts
 from autotune.space import PRECISIONS, Config
 from autotune.summary import Summary
 from autotune.units import format_bytes, format_duration
@@ -138,8 +139,8 @@ def view_of(summary: Summary) -> View:
         trials=tuple(_trial_row(trial, summary) for trial in summary.trials),
         left_out=tuple(summary.left_out.items()),
         worst_case=tuple(summary.worst_case.items()),
-        how=_how(summary),
-        machine=_machine(summary),
+        how=how_measured(summary),
+        machine=machine_facts(summary),
         command=summary.command,
     )
 
@@ -296,60 +297,3 @@ def _trial_row(trial: Trial, summary: Summary) -> TrialRow:
         reason=trial.outcome.reason,
         mark=marks.get(trial.config, ""),
     )
-
-
-def _how(summary: Summary) -> tuple[tuple[str, str], ...]:
-    estimate, measured = summary.speedup, summary.measured
-    pairs = "no pairs of launches were run"
-    if estimate is not None:
-        pairs = (
-            f"{words.count(estimate.pairs, 'pair')} of launches, one of "
-            f"{summary.reference.describe()} and one of its rival in each, in random order on the "
-            f"same samples; the mean ratio with its 95 % interval, "
-            f"{estimate.low:.3f} to {estimate.high:.3f}"
-        )
-    rows = [
-        ("speed-up", pairs),
-        ("samples per second", "real samples end to end, the wait for the loader included"),
-        ("peak memory", _peak_words(summary)),
-        ("launches of the answer", str(measured.launches) if measured else "none"),
-        ("cost", words.cost_words(summary)),
-        ("budget", format_duration(summary.time_budget_seconds)),
-        ("goal", summary.goal),
-        ("samples per optimizer step", _batch_words(summary)),
-        ("seed", str(summary.seed)),
-    ]
-    if measured is not None and measured.data_wait_share is not None:
-        rows.insert(4, ("wait for data", f"{measured.data_wait_share:.1%} of the answer's time"))
-    return tuple(rows)
-
-
-def _peak_words(summary: Summary) -> str:
-    if summary.device.kind == "cuda":
-        return "bytes that the caching allocator reserved, and the context"
-    rss = summary.measured.process_rss_bytes if summary.measured else None
-    return (
-        "live bytes of tensors in an untimed pass; the whole process, which is not held against "
-        f"the limit, took {format_bytes(rss)}"
-    )
-
-
-def _batch_words(summary: Summary) -> str:
-    how = "free to change" if summary.is_global_batch_free else "held in every trial"
-    return f"{summary.global_batch:,}, {how}"
-
-
-def _machine(summary: Summary) -> tuple[tuple[str, str], ...]:
-    device = summary.device
-    facts = {
-        "device": f"{device.name} ({device.kind})",
-        "usable cores": str(device.usable_cores),
-        "device memory": f"{format_bytes(device.total_bytes)}, "
-        f"{format_bytes(device.free_bytes)} of it free",
-        "precisions": ", ".join(device.native_precisions).replace("off", "fp32"),
-        "workload": f"{summary.workload.trainable_parameters:,} trainable parameters; "
-        f"a batch is {summary.workload.batch}",
-    }
-    others = {key: str(value) for key, value in summary.machine.items()}
-    versions = ", ".join(f"{name} {version}" for name, version in summary.versions.items())
-    return tuple({**facts, **others, "versions": versions}.items())

@@ -78,10 +78,8 @@ def headline(summary: Summary) -> str:
                 "could be confirmed."
             )
         case "interrupted":
-            return (
-                f"Stopped early. {summary.config.describe()} is the best configuration that was "
-                "verified until then."
-            )
+            best = "the best configuration that was verified until then is"
+            return f"Stopped early: {best} {summary.config.describe()}."
         case _:
             assert_never(summary.verdict)
 

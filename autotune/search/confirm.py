@@ -172,14 +172,15 @@ class _Pairing:
         self._plan = plan
         self._claim = claim
         self._random = random.Random(f"{launcher.task.seed} verdict")  # noqa: S311  # a coin
+        self._has_failed = False
         self.ratios: list[float] = []
 
     def run(self, reference: Entry, pick: Entry) -> Ending:
         """Return how the verdict ended."""
         while (ending := judged(self.ratios, self._claim)) == "unfinished":
-            if not self._can_pair(pick.ask.config):
+            times = self._pair(reference, pick) if self._can_pair(pick.ask.config) else None
+            if times is None and not self._has_failed:
                 return "lost" if len(self.ratios) >= FIRST_LOOK else "unfinished"
-            times = self._pair(reference, pick)
             if times is None:
                 return "failed"
             self.ratios.append(times[0] - times[1])
@@ -199,7 +200,8 @@ class _Pairing:
         for entry in order:
             outcome = self._launcher.launch(entry, seed=seed)
             rate = outcome.measurement.samples_per_second if isinstance(outcome, Measured) else None
-            if not rate:
+            if not rate:  # given up because the budget ended is no failure
+                self._has_failed = not self._launcher.budget.is_done
                 return None
             times[id(entry)] = -math.log(rate)
         return times[id(reference)], times[id(pick)]

@@ -10,7 +10,7 @@ from autotune.space import Config
 WARM_UP_CYCLES = 3
 """Optimizer steps that a timed launch is taken to spend before it measures."""
 
-SHRINKING = 0.7
+SHRINKING = 0.5
 """Time of a micro-batch is taken to fall with this power of its size: between a device that is
 busy (1) and one that is waiting for launches (0)."""
 
@@ -20,7 +20,7 @@ LIMIT_FACTOR = 3.0
 LIMIT_FLOOR_SECONDS = 10.0
 """The shortest time limit of a launch: a busy machine may be late by as much."""
 
-_SOME_CYCLES: dict[Purpose, float] = {"memory": 0, "verify": 2, "check": 4, "loader": 1}
+_SOME_CYCLES: dict[Purpose, float] = {"memory": 0, "verify": 2, "check": 2, "loader": 1}
 
 
 class Costs:
@@ -34,6 +34,7 @@ class Costs:
         self._world_size = world_size
         self._computed: dict[tuple[str, int], float] = {}
         self._trained: dict[tuple[str, int], float] = {}
+        self._waited: dict[tuple[str, int, int], float] = {}
         self._starts: defaultdict[Purpose, list[float]] = defaultdict(list)
         self._ratios: defaultdict[Purpose, list[float]] = defaultdict(list)
 
@@ -46,9 +47,11 @@ class Costs:
             micro = config.batch_size * self._world_size / rate
             known = self._computed if purpose == "compute" else self._trained
             known[config.amp, config.batch_size] = micro
+            if purpose == "train":
+                self._waited[config.amp, config.batch_size, config.num_workers] = micro
             spent = (cycles + WARM_UP_CYCLES) * micro * config.accumulation_steps
             self._starts[purpose].append(max(wall - spent, 0.0))
-        elif (expected := self._raw_seconds(config, purpose, cycles)) > 0:
+        if (expected := self._raw_seconds(config, purpose, cycles)) > 0:
             self._ratios[purpose].append(wall / expected)
 
     @property
@@ -57,8 +60,14 @@ class Costs:
         starts = [statistics.median(found) for found in self._starts.values()]
         return min(starts, default=0.0)
 
-    def cycle_seconds(self, config: Config, *, shrinking: float = SHRINKING) -> float:
-        """Return what one optimizer step of a config takes; 0 while nothing was timed."""
+    def cycle_seconds(self, config: Config, *, shrinking: float | None = None) -> float:
+        """Return what one optimizer step of a config takes; 0 while nothing was timed.
+
+        Args:
+            config: What runs.
+            shrinking: Power of the size that the time of a smaller micro-batch falls with; None
+                takes it from what was seen.
+        """
         known = self._trained | self._computed
         same = {size: t for (amp, size), t in known.items() if amp == config.amp}
         points = same or {size: t for (_, size), t in known.items()}
@@ -66,9 +75,19 @@ class Costs:
             return 0.0
         wanted = config.batch_size
         nearest = min(points, key=lambda size: abs(math.log(size / wanted)))
-        power = 1.0 if wanted > nearest else shrinking
-        scale = math.pow(wanted / nearest, power)
+        power = self._shrinking() if shrinking is None else shrinking
+        scale = math.pow(wanted / nearest, 1.0 if wanted > nearest else power)
         return points[nearest] * scale * config.accumulation_steps
+
+    def _shrinking(self) -> float:
+        """Return the power between the two smallest sizes that were seen in one precision."""
+        for precision in dict.fromkeys(amp for amp, _ in self._computed):
+            times = {size: t for (amp, size), t in self._computed.items() if amp == precision}
+            if len(times) > 1:
+                low, high = sorted(times)[:2]
+                power = math.log(times[high] / times[low]) / math.log(high / low)
+                return min(max(power, 0.0), 1.0)
+        return SHRINKING
 
     def launch_seconds(self, config: Config, purpose: Purpose, *, cycles: int) -> float:
         """Return what a launch is expected to take."""
@@ -97,13 +116,21 @@ class Costs:
         )
 
     def _cycle(self, config: Config, purpose: Purpose) -> float:
-        stall = self._stall() if purpose in {"train", "verify", "loader"} else 1.0
-        return self.cycle_seconds(config) * stall
+        waits = purpose in {"train", "verify", "loader"}
+        return self.cycle_seconds(config) * (self._stall(config.num_workers) if waits else 1.0)
 
-    def _stall(self) -> float:
-        """Return how much longer a step with its loader takes than without, where both are seen."""
-        both = [
-            self._trained[key] / self._computed[key]
-            for key in self._trained.keys() & self._computed
-        ]
-        return max([1.0, *both[:1]])
+    def _stall(self, num_workers: int) -> float:
+        """Return how much longer a step takes with its loader than without; at least once.
+
+        With more workers than were seen it is taken to be nearer to that, by its square root.
+        """
+        stalls: dict[int, float] = {}
+        for (amp, size, workers), seconds in self._waited.items():
+            if (amp, size) in self._computed:
+                ratio = seconds / self._computed[amp, size]
+                stalls[workers] = max(stalls.get(workers, 1.0), ratio)
+        fewer = [workers for workers in stalls if workers <= num_workers]
+        if not fewer:
+            return max(stalls.values(), default=1.0)
+        seen = max(fewer)
+        return stalls[seen] if seen == num_workers else math.sqrt(stalls[seen])

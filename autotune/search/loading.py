@@ -18,6 +18,9 @@ HEADROOM = 1.3
 LEAST_GAIN = 1.03
 """More workers that bring less than this are not followed further."""
 
+LEAST_FETCHES = 6
+"""Batches that are drained, beside two of each worker: fewer are those made ahead (METHOD C.2)."""
+
 FAST_ENOUGH = 0.7
 """A loader that takes less than this share of the device's time does not bind."""
 
@@ -70,10 +73,10 @@ def drain(launcher: Launcher, plan: Plan, *, at: Config, compute_seconds: float)
     workers: int | None = min(counts, default=None)
     while workers is not None:
         config = space.with_workers(at, workers)
-        cost = plan.cost(config, "loader", cycles=plan.exploring_cycles)
-        if not plan.affords(cost, phase="D"):
+        cycles = math.ceil((2 * workers + LEAST_FETCHES) / config.accumulation_steps)
+        if not plan.affords(plan.cost(config, "loader", cycles=cycles), phase="D"):
             break
-        ask = Ask(config=config, purpose="loader", phase="D", cycles=plan.exploring_cycles)
+        ask = Ask(config=config, purpose="loader", phase="D", cycles=cycles)
         outcome = launcher.run(ask).outcome
         rate = outcome.measurement.samples_per_second if isinstance(outcome, Measured) else None
         if not rate:

@@ -44,6 +44,10 @@ class Guard:
             return False
         return self._known.get(_key(config), True)
 
+    def knows(self, config: Config) -> bool:
+        """Whether a config's precision and split have been checked."""
+        return _key(config) in self._known
+
     def admits(self, config: Config, *, phase: str) -> bool:
         """Return whether a config's gradients agree, by a check where that is not known.
 

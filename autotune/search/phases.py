@@ -4,7 +4,6 @@ A: memory, then time without a loader · B: threads and cuDNN at the best size �
 · E: a race of the best few · F: refinement around the leader (METHOD.md D.1).
 """
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -18,11 +17,16 @@ from autotune.search.race import Race, Rules, Standing
 from autotune.search.rivals import Knowledge, best_workers, rivals
 from autotune.search.sizes import cells, find_sizes
 from autotune.search.speeds import Speeds
-from autotune.search.task import KEPT_THROUGHPUT
 from autotune.space import Config
 
 CLEARLY_FASTER = 1.2
 """Where the best rival is predicted to be this much faster, the reference need not race too."""
+
+STALLED = 1.3
+"""A step that takes so many times as long with its loader as without waits for data."""
+
+FEWEST_RIVALS, FEWEST_ROUNDS = 2, 2
+"""Rivals are given up until so many rounds are affordable, but for the most promising."""
 
 
 class Explorer:
@@ -69,14 +73,31 @@ class Explorer:
         ladders = self._memory()
         if self.plan.is_tight:
             return
+        if self._stalls():
+            self._aim()
+            self._load()
+        self._find(ladders)
+        if self._leads() and self.plan.has_verdict:
+            self.plan.release_verdict()
+            self._find(ladders)
+
+    def _leads(self) -> bool:
+        """Whether nothing was found that would be better than the reference."""
+        best = self.standings[0].config if self.standings else self.guess
+        return best in {None, self.reference}
+
+    def _find(self, ladders: list[list[Config]]) -> None:
+        """Time sizes, drain the loader, and race the best, as far as the plan affords it."""
         self.speeds.sweep(ladders)
         self._switches()
         self._aim()
-        if self.plan.runs("D") and len(self.launcher.task.space.choices("num_workers")) > 1:
+        if self.plan.runs("D") and not self.loading.seconds:
             self._load()
         self._aim()
         if self.plan.runs("E"):
             self._race()
+        if not self.standings and not self.plan.has_verdict:
+            self._try_guess()
 
     @property
     def known(self) -> Knowledge:
@@ -100,8 +121,9 @@ class Explorer:
         """Whether a config may race: it fits, and its gradients agree; by launches if need be."""
         if not self.known.may_race(config):
             return False
-        cost = 2 * self.plan.cost(config, "check", cycles=CHECK_CYCLES)
-        if not self.plan.affords(cost, phase="E", launches=2):
+        cost = self.plan.cost(config, "check", cycles=CHECK_CYCLES)
+        is_known = self.guard.knows(config) and self.fits.state(config) == "fits"
+        if not is_known and not self.plan.affords(cost, phase="E"):
             return False
         return self.guard.admits(config, phase=phase) and self.fits.probe(config, phase=phase)
 
@@ -128,18 +150,33 @@ class Explorer:
         if smaller:
             self.admits(task.with_split(self.reference, smaller[-1]), phase="A")
 
+    def _stalls(self) -> bool:
+        """Whether the reference waits for its loader so much that this is to be seen to first."""
+        seconds = self.speeds.measure(self.reference)
+        return seconds is not None and self.reference_seconds > STALLED * seconds
+
     def _switches(self) -> None:
         """Time what else changes the step, at the best size: threads, and cuDNN's search."""
         ranked = self.speeds.ranked()
         if not ranked:
             return
-        best = ranked[0]
-        for threads in self.launcher.task.space.choices("threads"):
-            if threads != best.threads and (threads is None or isinstance(threads, int)):
-                self.speeds.measure(replace(best, threads=threads), phase="B")
+        best = self._best_threads(ranked[0])
         for is_on in self.launcher.task.space.choices("cudnn_benchmark"):
             if is_on != best.cudnn_benchmark:
                 self.speeds.measure(replace(best, cudnn_benchmark=bool(is_on)), phase="B")
+
+    def _best_threads(self, best: Config) -> Config:
+        """Return a size with the fastest number of threads, from the default down while it pays."""
+        choices = [n for n in self.launcher.task.space.choices("threads") if n != best.threads]
+        counts = [n for n in choices if n is None or isinstance(n, int)]
+        usual = self.launcher.task.device.threads
+        for threads in sorted(counts, key=lambda n: abs((n or usual) - usual)):
+            other = replace(best, threads=threads)
+            seconds = self.speeds.measure(other, phase="B")
+            if seconds is None or seconds > self.speeds.of(best):
+                break
+            best = other
+        return best
 
     def _aim(self) -> None:
         """Plan with the config that is predicted to be best."""
@@ -149,9 +186,16 @@ class Explorer:
             self.plan.pick = self.guess
 
     def _load(self) -> None:
-        if self.guess is not None:
-            seconds = self.speeds.of(self.guess)
-            self.loading = drain(self.launcher, self.plan, at=self.guess, compute_seconds=seconds)
+        """Drain the loader: at the best size, or at the reference's where that is smaller."""
+        if self.guess is None or len(self.launcher.task.space.choices("num_workers")) <= 1:
+            return
+        is_smaller = self.reference.batch_size < self.guess.batch_size
+        self.loading = drain(
+            self.launcher,
+            self.plan,
+            at=self.reference if is_smaller else self.guess,
+            compute_seconds=self.speeds.of(self.guess),
+        )
 
     def _race(self) -> None:
         admitted = list(self._admitted())
@@ -159,9 +203,23 @@ class Explorer:
             return
         best = min(self.known.predicted(config) for config in admitted)
         if self.reference_seconds < CLEARLY_FASTER * best or self.launcher.task.goal == "memory":
-            admitted.append(self.reference)
-        slack = -math.log(KEPT_THROUGHPUT) if self.launcher.task.goal == "memory" else 0.0
-        self.standings = self.race(admitted, rules=Rules(phase="E", slack=slack))
+            admitted.insert(1, self.reference)
+        while len(admitted) > FEWEST_RIVALS and not self._affords_rounds(admitted):
+            admitted.pop()
+        self.standings = self.race(admitted, rules=Rules.of(self.launcher.task.goal, phase="E"))
+        if self.standings:
+            self.plan.pick = self.standings[0].config
+
+    def _try_guess(self) -> None:
+        """Time the best guess end to end, where neither race nor verdict will."""
+        if self.guess is not None and self.admits(self.guess, phase="A"):
+            rules = Rules.of(self.launcher.task.goal, phase="E", most_rounds=1)
+            self.standings = self.race([self.guess], rules=rules)
+
+    def _affords_rounds(self, configs: list[Config]) -> bool:
+        seconds = sum(self.plan.cost(config, "train") for config in configs)
+        launches = FEWEST_ROUNDS * len(configs)
+        return self.plan.affords(FEWEST_ROUNDS * seconds, phase="E", launches=launches)
 
     def _admitted(self) -> Iterator[Config]:
         """Yield rivals that pass the numerics guard, looking anew after each that does not."""

@@ -31,8 +31,9 @@ TIGHT_SHARE = 1 / 12
 RESERVE_SHARES: dict[Phase, float] = {"F": 0.45, "E": 0.55, "D": 0.65}
 """A phase is given up where the verdict's shortest reserve takes more of what is left."""
 
-VERDICT_SHARE = 0.9
-"""Where the verdict would take more than this, there is none, and the answer is unconfirmed."""
+VERDICT_SHARE = 0.65
+"""Where the verdict would take more than this, only one timed launch of the pick is reserved: with
+nothing explored there is nothing to confirm. What is left in the end is spent on pairs."""
 
 SAFETY = 1.2
 """Launches of a verdict are taken to cost this much more than expected (METHOD.md, head 1)."""
@@ -40,13 +41,18 @@ SAFETY = 1.2
 VERIFY_CYCLES = 2
 """Whole cycles of the final verification, on the largest batch."""
 
+DEAR_SHARE = 0.1
+"""An exploring launch that takes more of what is left is too slow a config to train with."""
+
+USUAL = 1.5
+"""A launch is never dear that takes at most so many times as long as the reference's."""
+
 RACE_LAUNCHES = 6
 """Launches that the smallest race is worth: three configs, two rounds."""
 
 LOADER_LAUNCHES = 3
 """Launches that the shortest look at the loader is worth: no worker, one, the jump."""
 
-_UNVERIFIED_LAUNCHES = 1
 _FREE_LAUNCHES = 4
 
 
@@ -85,7 +91,9 @@ class Plan:
     def reserve_seconds(self) -> float:
         """Return the seconds that are kept for verification and verdict."""
         verify = self.cost(self.pick, "verify", cycles=VERIFY_CYCLES)
-        return SAFETY * (verify + LEAST_PAIRS * self.has_verdict * self.pair_seconds(self.pick))
+        if not self.has_verdict:
+            return SAFETY * (verify + self.cost(self.pick, "train"))
+        return SAFETY * (verify + LEAST_PAIRS * self.pair_seconds(self.pick))
 
     def pair_seconds(self, config: Config) -> float:
         """Return what a pair of the verdict is expected to take."""
@@ -97,23 +105,36 @@ class Plan:
 
     def affords(self, seconds: float, *, phase: Phase, launches: int = 1) -> bool:
         """Whether launches can be had, and what is kept for later is still there."""
-        kept = 1 + 2 * LEAST_PAIRS * self.has_verdict
+        kept = 1 + (2 * LEAST_PAIRS if self.has_verdict else 1)
         if self._budget.remaining_launches - kept < launches:
             return False
         return self.spare_seconds(phase) >= seconds
 
     def spare_seconds(self, phase: Phase) -> float:
-        """Return the seconds that a phase may use: those that nothing later needs."""
-        needed = self.reserve_seconds()
+        """Return the seconds that a phase may use: those that nothing later needs.
+
+        Phase A comes first in value, so it has half of what the verdict leaves in any case.
+        """
+        left = self._budget.remaining_seconds - self.reserve_seconds()
+        later = 0.0
         if phase in {"A", "D"} and self.runs("E"):
-            needed += RACE_LAUNCHES * self.cost(self.pick, "train")
+            later += RACE_LAUNCHES * self.cost(self.pick, "train")
         if phase == "A" and self.runs("D"):
-            needed += LOADER_LAUNCHES * self.cost(self.pick, "loader")
-        return self._budget.remaining_seconds - needed
+            later += LOADER_LAUNCHES * self.cost(self.pick, "loader")
+        return left - min(later, left / 2)
+
+    def is_dear(self, config: Config, purpose: Purpose, *, cycles: int) -> bool:
+        """Whether an exploring launch takes far more than the reference's, and much of the rest."""
+        seconds = self.cost(config, purpose, cycles=cycles)
+        usual = USUAL * self.cost(self._reference, purpose, cycles=cycles)
+        return seconds > max(usual, DEAR_SHARE * self._budget.remaining_seconds)
+
+    def release_verdict(self) -> None:
+        """Give the verdict's time to the search: nothing was found that is to be confirmed."""
+        self.has_verdict = False
 
     def _has_launches(self) -> bool:
-        kept = _UNVERIFIED_LAUNCHES + 2 * LEAST_PAIRS
-        return self._budget.remaining_launches >= kept + _FREE_LAUNCHES
+        return self._budget.remaining_launches >= 1 + 2 * LEAST_PAIRS + _FREE_LAUNCHES
 
     def _fitting_cycles(self, left: float, cycle: float) -> int:
         """Return the most cycles, of 3 to 10, whose verdict stays within its share."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from autotune.outcome import Measured, Trial
 from autotune.search.launcher import Ask, Entry, Launcher
 from autotune.search.plan import Phase, Plan
+from autotune.search.task import KEPT_THROUGHPUT, Goal
 from autotune.space import Config
 
 GROSS_LOSSES = (0.08, 0.04, 0.025)
@@ -60,6 +61,12 @@ class Rules:
     phase: Phase
     most_rounds: int = 6
     slack: float = 0.0
+
+    @classmethod
+    def of(cls, goal: Goal, *, phase: Phase, most_rounds: int = 6) -> "Rules":
+        """Return the rules of a goal's race."""
+        slack = -math.log(KEPT_THROUGHPUT) if goal == "memory" else 0.0
+        return cls(phase=phase, most_rounds=most_rounds, slack=slack)
 
 
 class Race:
@@ -155,8 +162,10 @@ class Race:
     def _is_decided(self, entries: list[Entry]) -> bool:
         """Whether one is left, or all that are left are as good as each other."""
         leader = self._leader()
-        if len(entries) <= 1 or leader is None:
-            return len(entries) <= 1 and bool(self._out)
+        if leader is None:
+            return not entries
+        if len(entries) == 1:
+            return True
         losses = [self._losses(entry.ask.config, leader) for entry in entries]
         if self._rules.slack or min(len(found) for found in losses) < LEAST_ROUNDS:
             return False

@@ -74,10 +74,18 @@ def best_workers(known: Knowledge, size: Config) -> Config:
     """Return a size with the fewest workers that are predicted to be as good as any."""
     counts = [w for w in sorted(known.loading.seconds) if w < known.loading.broken_from]
     if not counts:
-        return size
+        return _with_any_workers(known, size)
     options = [known.task.space.with_workers(size, count) for count in counts]
     best = min(known.predicted(option) for option in options)
     return next(option for option in options if known.predicted(option) <= SAME * best)
+
+
+def _with_any_workers(known: Knowledge, size: Config) -> Config:
+    """Return a size with the reference's workers, or the fewest where the space has not those."""
+    choices = known.task.space.choices("num_workers")
+    if not choices or size.num_workers in choices:
+        return size
+    return known.task.space.with_workers(size, int(choices[0] or 0))
 
 
 def _sizes(known: Knowledge) -> list[Config]:

@@ -18,16 +18,12 @@ STRIDE = 2
 """A climb at most doubles the batch: one crash or hang, of a kernel that fails from some size on,
 then costs one launch."""
 
-DEAR_SHARE = 0.1
-"""A probe that takes more of what the phase may spend is not worth it: that size is too slow to be
-trained with on this budget."""
-
 
 def cells(launcher: Launcher, reference: Config) -> tuple[Config, ...]:
     """Return the reference in each precision of the space, its own first."""
-    own = reference.amp
-    others = [str(amp) for amp in launcher.task.space.choices("amp") if amp != own]
-    return tuple(replace(reference, amp=amp) for amp in (own, *others))
+    choices = [str(amp) for amp in launcher.task.space.choices("amp")] or [reference.amp]
+    choices.sort(key=lambda amp: amp != reference.amp)
+    return tuple(replace(reference, amp=amp) for amp in choices)
 
 
 def find_sizes(launcher: Launcher, fits: Fits, plan: Plan, *, cell: Config) -> list[Config]:
@@ -89,5 +85,6 @@ def _is_affordable(config: Config, fits: Fits, plan: Plan) -> bool:
     if fits.state(config) != "unknown":
         return True
     cost = plan.cost(config, "memory", cycles=MEMORY_CYCLES)
-    is_dear = cost > DEAR_SHARE * plan.spare_seconds("A")
-    return plan.affords(cost, phase="A") and not is_dear
+    return plan.affords(cost, phase="A") and not plan.is_dear(
+        config, "memory", cycles=MEMORY_CYCLES
+    )

@@ -22,6 +22,10 @@ CLOSE = 1.12
 STRIDES = (2, 4, 8, 16, 32)
 """Every so many sizes are measured first: the first stride that the budget allows."""
 
+COSTLY = 3.0
+"""Sizes whose launch takes so many times as long as the reference's wait until the others are done:
+they are slow per sample unless the law of time has a dip there."""
+
 PASS_SHARE = 0.6
 """The first pass may use this share of the phase's time; the neighbours have the rest."""
 
@@ -78,7 +82,8 @@ class Speeds:
             return self.seconds[core]
         cycles = self._plan.exploring_cycles
         cost = self._plan.cost(core, "compute", cycles=cycles)
-        if not self._fits.may_run(core) or not self._plan.affords(cost, phase="A"):
+        is_dear = self._plan.is_dear(core, "compute", cycles=cycles)
+        if is_dear or not self._fits.may_run(core) or not self._plan.affords(cost, phase="A"):
             return None
         outcome = self._launcher.run(
             Ask(config=core, purpose="compute", phase=phase, cycles=cycles)
@@ -89,34 +94,38 @@ class Speeds:
         return self.seconds[core]
 
     def sweep(self, ladders: Sequence[Sequence[Config]]) -> None:
-        """Measure every second size of each ladder, then the neighbours of all that are close."""
-        self.measure(self._reference)
-        for config in self._first_pass(ladders):
+        """Measure every second size of each ladder, then the neighbours of all that are close.
+
+        Small sizes whose optimizer step takes far longer than the reference's come last.
+        """
+        self._given_up.clear()
+        usual = COSTLY * self._cost([self._reference])
+        cheap = [[c for c in ladder if self._cost([c]) <= usual] for ladder in ladders]
+        for config in self._first_pass(cheap):
             self.measure(config)
+        self._close_in(ladders)
+        for config in _in_turns(ladders, STRIDES[0]):
+            self.measure(config)
+        self._close_in(ladders)
+
+    def _close_in(self, ladders: Sequence[Sequence[Config]]) -> None:
         while missing := self._neighbours(ladders):
             if self.measure(missing[0]) is None:
                 self._given_up.add(missing[0])
 
     def _first_pass(self, ladders: Sequence[Sequence[Config]]) -> list[Config]:
-        """Return every n-th size from the top of each ladder, for the least n that is affordable.
-
-        The ladders take turns from the top down: where time ends early, each has had its largest.
-        """
+        """Return every n-th size from the top of each ladder, of the least affordable n."""
         chosen: list[Config] = []
         for stride in STRIDES:
-            picks = [ladder[::-1][::stride] for ladder in ladders]
-            chosen = [config for row in zip_longest(*picks) for config in row if config is not None]
-            if self._cost(chosen) <= PASS_SHARE * self._plan.spare_seconds("A"):
+            chosen = _in_turns(ladders, stride)
+            unknown = [config for config in chosen if self.core(config) not in self.seconds]
+            if self._cost(unknown) <= PASS_SHARE * self._plan.spare_seconds("A"):
                 break
         return chosen
 
     def _cost(self, configs: Iterable[Config]) -> float:
         cycles = self._plan.exploring_cycles
-        return sum(
-            self._plan.cost(config, "compute", cycles=cycles)
-            for config in configs
-            if self.core(config) not in self.seconds
-        )
+        return sum(self._plan.cost(config, "compute", cycles=cycles) for config in configs)
 
     def _neighbours(self, ladders: Sequence[Sequence[Config]]) -> list[Config]:
         """Return what was not yet tried beside sizes that are close to the best, best first."""
@@ -134,3 +143,12 @@ class Speeds:
             for _, config in found
             if self.core(config) not in self.seconds and config not in self._given_up
         ]
+
+
+def _in_turns(ladders: Sequence[Sequence[Config]], stride: int) -> list[Config]:
+    """Return every so many sizes of each ladder from the top down, the ladders taking turns.
+
+    Where time ends early, each has had its largest.
+    """
+    picks = [ladder[::-1][::stride] for ladder in ladders]
+    return [config for row in zip_longest(*picks) for config in row if config is not None]

@@ -6,11 +6,12 @@ nothing of ours.
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
 
 class BatchUnclear(ValueError):
@@ -20,62 +21,97 @@ class BatchUnclear(ValueError):
 def to_device(batch: Any, device: torch.device) -> Any:
     """Return the batch with every tensor in it on the device, its nesting kept.
 
-    Objects with a `to` method of their own are asked; what holds no tensor is passed on. Copies
-    from pinned memory do not block.
+    Objects with a `to` method of their own are asked; what holds no tensor is passed on. The
+    batch itself stays as it is. Copies from pinned memory do not block.
     """
     if isinstance(batch, Tensor):
         return batch.to(device, non_blocking=True)
-    if hasattr(batch, "to") and not isinstance(batch, type):
-        return batch.to(device)
+    if callable(getattr(batch, "to", None)) and not isinstance(batch, type):
+        return _ask_to_move(copy.copy(batch), device)  # many a `to` changes its own object
     return map_parts(batch, lambda part: to_device(part, device))
+
+
+def _ask_to_move(batch: Any, device: torch.device) -> Any:
+    try:
+        moved = batch.to(device, non_blocking=True)
+    except TypeError:  # a `to` that takes a device and no more
+        moved = batch.to(device)
+    return batch if moved is None else moved
 
 
 def map_parts(batch: Any, change: Callable[[Any], Any]) -> Any:
     """Return the batch with each of its direct parts changed; a leaf comes back as it is."""
     if isinstance(batch, Mapping):
-        changed = {key: change(part) for key, part in batch.items()}
-        if type(batch) is dict or not isinstance(batch, MutableMapping):
-            return changed
+        return _with_items(batch, {key: change(part) for key, part in batch.items()})
+    if isinstance(batch, list):
         whole = copy.copy(batch)
-        whole.update(changed)
+        whole[:] = [change(part) for part in batch]
         return whole
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(change(part) for part in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(change(part) for part in batch)
+    if isinstance(batch, tuple):
+        parts = [change(part) for part in batch]
+        make = getattr(type(batch), "_make", type(batch))  # `_make` is how named tuples are made
+        return make(parts)
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        parts = {item.name: getattr(batch, item.name) for item in dataclasses.fields(batch)}
         twin = copy.copy(batch)
-        for name, part in parts.items():
-            object.__setattr__(twin, name, change(part))  # a frozen one too
+        for item in dataclasses.fields(batch):
+            changed = change(getattr(batch, item.name))
+            object.__setattr__(twin, item.name, changed)  # a frozen one too
         return twin
     return batch
 
 
+def _with_items(batch: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+    if type(batch) is dict or not isinstance(batch, MutableMapping):
+        return items
+    whole = copy.copy(batch)
+    for key, part in items.items():  # some refuse `update`
+        whole[key] = part
+    return whole
+
+
 def tensors_in(batch: Any) -> Iterator[Tensor]:
     """Yield every tensor in the batch, depth first, in the order of its parts."""
-    if isinstance(batch, Tensor):
+    for leaf in _leaves(batch):
+        if isinstance(leaf, PackedSequence):
+            yield from (part for part in leaf if part is not None)
+        else:
+            yield leaf
+
+
+def _leaves(batch: Any, within: tuple[int, ...] = ()) -> Iterator[Tensor | PackedSequence]:
+    if isinstance(batch, Tensor | PackedSequence):
         yield batch
-    elif isinstance(batch, Mapping):
-        for part in batch.values():
-            yield from tensors_in(part)
-    elif isinstance(batch, Sequence) and not isinstance(batch, str | bytes):
-        for part in batch:
-            yield from tensors_in(part)
-    elif hasattr(batch, "__dict__") and not isinstance(batch, type):
-        for part in vars(batch).values():
-            yield from tensors_in(part)
+    elif id(batch) not in within:  # objects may refer to each other in a circle
+        path = (*within, id(batch))
+        for part in _parts(batch):
+            yield from _leaves(part, path)
+
+
+def _parts(batch: Any) -> Iterable[Any]:
+    if isinstance(batch, Mapping):
+        return batch.values()
+    if isinstance(batch, list | tuple):
+        return batch
+    if isinstance(batch, type):
+        return ()
+    if dataclasses.is_dataclass(batch):
+        return [getattr(batch, item.name) for item in dataclasses.fields(batch)]
+    return getattr(batch, "__dict__", {}).values()
 
 
 def count_samples(batch: Any) -> int:
     """Return the number of samples in the batch: the leading dimension of its first tensor.
 
+    A packed sequence knows how many sequences it holds.
+
     Raises:
         BatchUnclear: If the batch holds no tensor with a dimension.
     """
-    for tensor in tensors_in(batch):
-        if tensor.dim() > 0:
-            return tensor.shape[0]
+    for leaf in _leaves(batch):
+        if isinstance(leaf, PackedSequence):
+            return int(leaf.batch_sizes[0])
+        if leaf.dim() > 0:
+            return leaf.shape[0]
     raise BatchUnclear(
         f"a batch needs a tensor whose first dimension counts the samples, but this "
         f"{type(batch).__name__} has none; pass batch_size_fn(batch)"

@@ -5,6 +5,7 @@ nothing of ours.
 """
 
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any, TypeGuard
 
 import torch
@@ -15,6 +16,16 @@ IGNORED_LABEL = -100
 """Labels of this value have no part in the loss: PyTorch's default of `ignore_index`."""
 
 EXAMPLE_LOSS = "def loss_fn(model, batch):\n    return my_loss(model(batch[0]), batch[1])"
+
+CAUSAL = ("CausalLM", "LMHeadModel", "ForConditionalGeneration")
+"""In the names of models that predict each label from the ones before it, so that the first of a
+sequence is not predicted; Hugging Face's name their loss so, else their class."""
+
+SHOWN_PARTS = 4
+"""Of a list, in an error: enough to recognise it."""
+
+
+_LOSS_FORMS = "one number with a gradient (a mean over the batch), or (loss_sum, count)"
 
 
 class LossUnclear(TypeError):
@@ -32,97 +43,123 @@ def default_loss(model: nn.Module, batch: Any) -> Tensor:
         LossUnclear: If the batch or the output has another form; it shows a `loss_fn` to write.
     """
     if isinstance(batch, Mapping):
-        return _loss_of(model(**batch), batch)
-    if isinstance(batch, list | tuple) and len(batch) == 2:  # noqa: PLR2004  # a pair
-        inputs, targets = batch
-        output = model(inputs)
-        if is_scalar_loss(output):
-            return output
-        if isinstance(output, Tensor) and isinstance(targets, Tensor):
-            return _loss_between(output, targets)
-        return _loss_of(output, batch)
-    return _loss_of(model(batch), batch)
-
-
-def is_scalar_loss(output: Any) -> TypeGuard[Tensor]:
-    """Whether an output is itself the loss: one number with a gradient."""
-    return isinstance(output, Tensor) and output.dim() == 0 and output.requires_grad
-
-
-def _loss_between(output: Tensor, targets: Tensor) -> Tensor:
-    if targets.is_floating_point():
-        return functional.mse_loss(output, targets.reshape(output.shape))
-    return functional.cross_entropy(output, targets, ignore_index=IGNORED_LABEL)
-
-
-def _loss_of(output: Any, batch: Any) -> Tensor:
+        output = model(**batch)
+    else:
+        output = model(batch[0] if _is_pair(batch) else batch)
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if is_scalar_loss(output):
         return output
     if is_scalar_loss(loss):
         return loss
+    if _is_pair(batch) and isinstance(output, Tensor) and isinstance(batch[1], Tensor):
+        loss = _loss_between(output, batch[1])
+        if loss is not None:
+            return loss
     raise LossUnclear(
         f"no loss is known for a batch of {_form(batch)} and an output of {_form(output)}; "
         f"write one, for example:\n\n{EXAMPLE_LOSS}"
     )
 
 
+def is_scalar_loss(output: Any) -> TypeGuard[Tensor]:
+    """Whether an output is itself the loss: one number, with a gradient where there are any."""
+    return isinstance(output, Tensor) and output.dim() == 0 and _has_gradient(output)
+
+
+def _has_gradient(value: Tensor) -> bool:
+    return value.requires_grad or not torch.is_grad_enabled()
+
+
+def _is_pair(batch: Any) -> bool:
+    """Whether a batch is inputs and targets, and not a list of two samples."""
+    is_pair = isinstance(batch, list | tuple) and len(batch) == 2  # noqa: PLR2004  # a pair
+    return is_pair and any(isinstance(part, Tensor) for part in batch)
+
+
+def _loss_between(output: Tensor, targets: Tensor) -> Tensor | None:
+    """Return the loss that shapes and dtypes call for; None where they call for none."""
+    if targets.is_floating_point():
+        is_same = _without_ones(output) == _without_ones(targets)  # (n, 1) beside (n,)
+        return functional.mse_loss(output, targets.reshape(output.shape)) if is_same else None
+    if targets.is_complex() or targets.dtype == torch.bool or output.shape[1:2].numel() <= 1:
+        return None
+    is_one_each = output.shape[:1] + output.shape[2:] == targets.shape
+    if not is_one_each:
+        return None
+    return functional.cross_entropy(output, targets.long(), ignore_index=IGNORED_LABEL)
+
+
+def _without_ones(tensor: Tensor) -> list[int]:
+    return [size for size in tensor.shape if size != 1]
+
+
 def _form(value: Any) -> str:
     if isinstance(value, Tensor):
-        return f"tensor{tuple(value.shape)}"
+        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
     if isinstance(value, Mapping):
         return f"{type(value).__name__}({', '.join(map(str, value))})"
     if isinstance(value, list | tuple):
-        return f"{type(value).__name__}[{', '.join(_form(part) for part in value)}]"
+        parts = [_form(part) for part in value[:SHOWN_PARTS]]
+        rest = ["…"] if len(value) > SHOWN_PARTS else []
+        return f"{type(value).__name__}[{', '.join(parts + rest)}]"
     return type(value).__name__
 
 
 def default_weight(model: nn.Module, batch: Any, samples: int) -> int:
     """Return what `default_loss` is a mean over: labels that count, else samples.
 
-    A mean over labels accumulates wrongly if micro-batches are weighted by samples: a causal
-    model predicts each label from the ones before, so the first of a sequence is not predicted.
+    A mean over labels accumulates wrongly if micro-batches are weighted by samples.
     """
-    labels = None
-    if isinstance(batch, Mapping):
-        labels = batch.get("labels")
-    elif isinstance(batch, list | tuple) and len(batch) == 2:  # noqa: PLR2004  # a pair
-        labels = batch[1]
+    is_dict = isinstance(batch, Mapping)
+    labels = batch.get("labels") if is_dict else batch[1] if _is_pair(batch) else None
     if not isinstance(labels, Tensor) or labels.dim() == 0:
         return samples
     if labels.is_floating_point():
         return labels.numel()
-    if is_causal(model) and labels.dim() > 1:
+    if is_dict and labels.dim() > 1 and is_causal(model):
         labels = labels[..., 1:]
     return int((labels != IGNORED_LABEL).sum())
 
 
 def is_causal(model: nn.Module) -> bool:
-    """Whether the model shifts its labels by one, as Hugging Face's causal models do."""
-    inner = getattr(model, "module", getattr(model, "_orig_mod", model))
-    name = getattr(inner, "loss_type", None) or type(inner).__name__
-    return "CausalLM" in name or "LMHead" in name
+    """Whether the model, or the one that it wraps, shifts its labels by one.
+
+    Hugging Face's causal models do; those with an encoder are given shifted labels.
+    """
+    while True:
+        name = getattr(model, "loss_type", None) or type(model).__name__
+        if any(part in name for part in CAUSAL):
+            return not getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+        wrapped = list(model.children())
+        if len(wrapped) != 1:
+            return False
+        (model,) = wrapped
 
 
 def split_loss(loss: Any) -> tuple[Tensor, Tensor | float | None]:
     """Return a loss and its count: None for a mean, the count of `(loss_sum, count)`.
 
     Raises:
-        LossUnclear: If it is neither a scalar with a gradient nor such a pair.
+        LossUnclear: If it is neither one number with a gradient nor such a pair.
     """
     value, count = loss if isinstance(loss, tuple) and len(loss) == 2 else (loss, None)  # noqa: PLR2004
-    if not isinstance(value, Tensor) or value.dim() != 0 or not value.requires_grad:
-        seen = _form(loss) if not isinstance(value, Tensor) else f"{_form(value)}"
-        detached = isinstance(value, Tensor) and value.dim() == 0 and not value.requires_grad
+    if not isinstance(value, Tensor) or value.numel() != 1 or not _is_count(count):
+        raise LossUnclear(f"a loss needs {_LOSS_FORMS}, but loss_fn gave {_form(loss)}")
+    if not _has_gradient(value):
         raise LossUnclear(
-            f"a loss needs one number with a gradient, or (loss_sum, count), but loss_fn gave "
-            f"{seen}{' without a gradient' if detached else ''}"
+            f"a loss needs {_LOSS_FORMS}, but loss_fn gave {_form(loss)} without a gradient"
         )
-    if count is not None and not isinstance(count, Tensor):
-        count = float(count)
-    return value, count
+    if isinstance(count, Tensor):
+        count = count.detach().reshape(())
+    return value.reshape(()), count
+
+
+def _is_count(count: Any) -> bool:
+    if isinstance(count, Tensor):
+        return count.numel() == 1
+    return count is None or isinstance(count, Real)
 
 
 def as_number(count: Tensor | float) -> float:
     """Return a count as a number; reading a tensor waits for the device."""
-    return float(count.item()) if isinstance(count, torch.Tensor) else float(count)
+    return float(count.item()) if isinstance(count, Tensor) else float(count)

@@ -1,21 +1,52 @@
 """Everything that tuning borrows from the caller, given back bit for bit (DESIGN 4).
 
-Relies on this: modules, optimizers and scalers keep their state in `__dict__`, in mappings and
-in tensors, so that a shallow copy of the mappings and a clone of each tensor is the whole state.
+Relies on this: what has state keeps it in attributes, in dicts, lists and sets, and in tensors.
+Each is remembered by a copy and put back into the very same object, so that whoever holds one
+keeps it.
 """
 
 import os
 import random
-from collections.abc import Callable, Iterator, MutableMapping
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from operator import attrgetter
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.nn.parameter import is_lazy
 
-Undo = Callable[[], None]
+Undo = Callable[[], object]
+
+_BACKEND_FLAGS = (
+    "cudnn.enabled",
+    "cudnn.benchmark",
+    "cudnn.benchmark_limit",
+    "cudnn.deterministic",
+    "cudnn.allow_tf32",
+    "cuda.matmul.allow_tf32",
+    "cuda.matmul.allow_fp16_reduced_precision_reduction",
+    "cuda.matmul.allow_bf16_reduced_precision_reduction",
+    "cuda.matmul.allow_fp16_accumulation",
+    "fp32_precision",
+    "cuda.matmul.fp32_precision",
+    "cudnn.fp32_precision",
+    "cudnn.conv.fp32_precision",
+    "cudnn.rnn.fp32_precision",
+    "mkldnn.fp32_precision",
+    "mkldnn.matmul.fp32_precision",
+    "mkldnn.conv.fp32_precision",
+    "mkldnn.rnn.fp32_precision",
+)
+"""Below `torch.backends`. What a part's precision inherits comes before the part."""
+
+_ROUNDS = 2
+"""The older switches of TF32 cannot be read while the newer ones contradict them; in the second
+round they do no more."""
 
 
 @contextmanager
@@ -23,160 +54,96 @@ def borrowed(model: nn.Module | None, *others: object) -> Iterator[None]:
     """Give back, on exit, a model, whatever has state beside it, and the process's own state.
 
     Parameters, buffers, gradients, modes, hooks and attributes of the model; the state of
-    optimizers, scalers or generators in `others`; random numbers, flags, default dtype,
-    gradient mode, threads and environment. Tensors are put back in place, so that whoever
-    holds one keeps it.
+    optimizers, schedulers, scalers or generators in `others`; random numbers, flags, default
+    dtype, gradient mode, threads and environment.
     """
     with ExitStack() as undo:
-        for capture in (_capture_environment, _capture_flags, _capture_random_numbers):
+        for capture in (_capture_environment, _capture_switches, _capture_random_numbers):
             undo.callback(capture())
-        for other in others:
-            undo.callback(_capture_object(other))
-        if model is not None:
-            undo.callback(_capture_model(model))
+        loan = _Loan(undo)
+        for holder in (model, *others):
+            loan.add(holder, is_open=True)
         yield
 
 
-def _capture_model(model: nn.Module) -> Undo:
-    tensors = {**_named(model.named_parameters()), **_named(model.named_buffers())}
-    undo_tensors = [_capture_tensor(tensor) for tensor in tensors.values()]
-    undo_modules = [_capture_attributes(module) for module in model.modules()]
+class _Loan:
+    """All objects that are borrowed, each once, found from those that hold them."""
 
-    def restore() -> None:
-        for undo in (*undo_modules, *undo_tensors):
-            undo()
+    def __init__(self, undo: ExitStack) -> None:
+        self._undo = undo
+        self._seen: dict[int, object] = {}
 
-    return restore
+    def add(self, value: Any, *, is_open: bool = False) -> None:
+        """Remember how an object is now, and what it holds.
+
+        Args:
+            value: Anything.
+            is_open: Whether the attributes are remembered of an object that is no module: those
+                of a module's own attributes are, such as its config; not what these refer to.
+        """
+        if id(value) in self._seen:
+            return
+        self._seen[id(value)] = value
+        if isinstance(value, dict | list | set | deque):
+            self._undo.callback(_capture_content(value))
+            for part in value.values() if isinstance(value, dict) else value:
+                self.add(part, is_open=is_open)
+        elif isinstance(value, tuple):
+            for part in value:
+                self.add(part, is_open=is_open)
+        elif isinstance(value, Tensor):
+            self._undo.callback(_capture_tensor(value))
+            self._undo.callback(_capture_attributes(value))
+        elif isinstance(value, torch.Generator):
+            self._undo.callback(value.set_state, value.get_state())
+        elif isinstance(value, nn.Module) or (is_open and _is_plain(value)):
+            self._undo.callback(_capture_attributes(value))
+            is_owner = isinstance(value, nn.Module) or len(self._seen) == 1
+            for part in vars(value).values():
+                self.add(part, is_open=is_owner)
 
 
-def _named(pairs: Iterator[tuple[str, Tensor]]) -> dict[int, Tensor]:
-    return {id(tensor): tensor for _, tensor in pairs}
-
-
-def _capture_tensor(tensor: Tensor) -> Undo:
-    """Remember value, gradient and `requires_grad`; the value waits in host memory."""
-    data = tensor.data  # moving a module to a device exchanges this
-    value = data.to("cpu", copy=True)
-    gradient = tensor.grad
-    gradient_value = None if gradient is None else gradient.detach().to("cpu", copy=True)
-    requires_grad = tensor.requires_grad
-
-    def restore() -> None:
-        with torch.no_grad():
-            tensor.requires_grad_(requires_grad)
-            tensor.data = data
-            data.copy_(value)
-            tensor.grad = gradient
-            if gradient is not None and gradient_value is not None:
-                gradient.copy_(gradient_value)
-
-    return restore
+def _is_plain(value: object) -> bool:
+    """Whether an object is data: no code, and no thread, logger or file of the library."""
+    root = type(value).__module__.partition(".")[0]
+    is_code = isinstance(value, type | ModuleType)
+    return hasattr(value, "__dict__") and not is_code and root not in sys.stdlib_module_names
 
 
 def _capture_attributes(holder: object) -> Undo:
-    """Remember an object's attributes, and the content of those that are mappings."""
-    attributes = dict(vars(holder))
-    contents = {
-        name: dict(value) for name, value in attributes.items() if isinstance(value, MutableMapping)
-    }
+    kind, attributes = type(holder), dict(vars(holder))
+    was_training = getattr(holder, "training", None)
 
     def restore() -> None:
-        current = vars(holder)
-        current.clear()
-        current.update(attributes)
-        for name, content in contents.items():
-            attributes[name].clear()
-            attributes[name].update(content)
+        if type(holder) is not kind:  # a module that was made lazily, or parametrised
+            holder.__class__ = kind
+        _refill(vars(holder), attributes)
+        if isinstance(holder, nn.Module) and holder.training is not was_training:
+            holder.training = was_training  # scripted modules keep it elsewhere
 
     return restore
 
 
-def _capture_object(holder: object) -> Undo:
-    """Remember an optimizer, scaler or generator: its attributes, and the tensors in its state."""
-    if isinstance(holder, torch.Generator):
-        state = holder.get_state()
-        return lambda: _discard(holder.set_state(state))
-    undo_attributes = _capture_attributes(holder)
-    undo_state = [_capture_value(value) for value in _state_of(holder)]
-
-    def restore() -> None:
-        undo_attributes()
-        for undo in undo_state:
-            undo()
-
-    return restore
+def _capture_content(holder: Any) -> Undo:
+    content = holder.copy()
+    return lambda: _refill(holder, content)
 
 
-def _state_of(holder: object) -> list[Any]:
-    if isinstance(holder, Optimizer):
-        return [*holder.state.values(), *holder.param_groups]
-    return [value for value in vars(holder).values() if isinstance(value, Tensor)]
-
-
-def _capture_value(value: Any) -> Undo:
-    """Remember one mapping of an optimizer's state, or a tensor."""
-    if isinstance(value, Tensor):
-        return _capture_tensor(value)
-    entries = dict(value)
-    undo_tensors = [_capture_tensor(item) for item in entries.values() if isinstance(item, Tensor)]
-
-    def restore() -> None:
-        value.clear()
-        value.update(entries)
-        for undo in undo_tensors:
-            undo()
-
-    return restore
-
-
-def _capture_random_numbers() -> Undo:
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  # the global one
-    torch_state = torch.get_rng_state()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-
-    def restore() -> None:
-        random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002  # the global one
-        torch.set_rng_state(torch_state)
-        if cuda:
-            torch.cuda.set_rng_state_all(cuda)
-
-    return restore
-
-
-def _capture_flags() -> Undo:
-    """Remember PyTorch's global switches; each is written only if it changed."""
-    switches: list[tuple[Callable[[], Any], Callable[[Any], object]]] = [
-        (torch.get_default_dtype, torch.set_default_dtype),
-        (torch.get_num_threads, torch.set_num_threads),
-        (torch.is_grad_enabled, torch.set_grad_enabled),
-        (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
-        *(_attribute(torch.backends.cudnn, name) for name in ("benchmark", "deterministic")),
-    ]
-    before = [read() for read, _ in switches]
-
-    def restore() -> None:
-        for (read, write), value in zip(switches, before, strict=True):
-            if read() != value:
-                write(value)
-
-    return restore
-
-
-def _attribute(holder: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], object]]:
-    return (lambda: getattr(holder, name)), (lambda value: setattr(holder, name, value))
-
-
-def _capture_environment() -> Undo:
-    before = dict(os.environ)
-
-    def restore() -> None:
-        for name in set(os.environ) - set(before):
-            del os.environ[name]
-        os.environ.update(before)
-
-    return restore
-
-
-def _discard(_: object) -> None:
-    """Take a value that nobody wants."""
+def _refill(holder: Any, content: Any) -> None:
+    """Put the same parts in the same order into a container, if they are not in it."""
+    now = [*(holder.items() if isinstance(holder, dict) else holder)]
+    before = [*(content.items() if isinstance(content, dict) else content)]
+    if isinstance(holder, dict):
+        is_same = len(now) == len(before) and all(
+            key is old and part is former
+            for (key, part), (old, former) in zip(now, before, strict=True)
+        )
+    else:
+        is_same = len(now) == len(before) and all(map(lambda a, b: a is b, now, before))
+    if is_same:
+        return
+    holder.clear()
+    if isinstance(holder, dict | set):
+        holder.update(content)
+    else:
+        holder.extend(content)

@@ -46,12 +46,18 @@ class Stepper:
     clip_norm: float | None = None
 
     def __call__(self, window: Sequence[Any]) -> Tensor:
-        """Make one optimizer step of the window; return its mean loss, on the device."""
+        """Make one optimizer step of the window; return its mean loss, on the device.
+
+        A window without a label that counts has no gradient, and makes no step.
+        """
         self.optimizer.zero_grad(set_to_none=True)
         loss = self.accumulate(window)
+        trained = [parameter for parameter in self._trained() if parameter.grad is not None]
+        if not trained:
+            return loss
         if self.clip_norm is not None:
             self.scaler.unscale_(self.optimizer)
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
+            nn.utils.clip_grad_norm_(trained, self.clip_norm)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         return loss
@@ -67,7 +73,7 @@ class Stepper:
         weights = [self._weight(batch) for batch in window]
         total_weight = sum(weights)
         loss = torch.zeros((), device=self.device)
-        unit = counted = 0.0
+        unit, counts = 0.0, []
         for batch, weight in zip(window, weights, strict=True):
             if weight == 0:  # a mean over no label is not a number
                 continue
@@ -75,14 +81,17 @@ class Stepper:
             if count is None:
                 part = value * (weight / total_weight) if weight != total_weight else value
             else:
-                counted += as_number(count)
-                unit = unit or max(as_number(count), 1.0)
+                unit = unit or as_number(count)
+                if unit == 0:  # nothing has counted yet
+                    continue
+                counts.append(count)
                 part = value / unit
             self.scaler.scale(part).backward()
             loss += part.detach()
-        if counted not in (0.0, unit):
-            scale_gradients(self.model.parameters(), unit / counted)
-            loss *= unit / counted
+        if len(counts) > 1:
+            factor = torch.as_tensor(unit / sum(counts), device=self.device)  # nothing waits
+            scale_gradients([*self.model.parameters(), *self._trained()], factor)
+            loss *= factor
         return loss
 
     def _weight(self, batch: Any) -> int:
@@ -94,10 +103,15 @@ class Stepper:
             loss = (self.loss_fn or default_loss)(self.model, to_device(batch, self.device))
         return split_loss(loss)
 
+    def _trained(self) -> list[nn.Parameter]:
+        """Return what the optimizer steps: it may hold parameters beside the model's."""
+        return [item for group in self.optimizer.param_groups for item in group["params"]]
 
-def scale_gradients(parameters: Iterable[nn.Parameter], factor: float) -> None:
-    """Multiply all gradients by a factor, in place."""
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+def scale_gradients(parameters: Iterable[nn.Parameter], factor: Tensor) -> None:
+    """Multiply all gradients by a factor, in place, each once."""
+    once = dict.fromkeys(parameters)
+    gradients = [parameter.grad for parameter in once if parameter.grad is not None]
     torch._foreach_mul_(gradients, factor)  # what clip_grad_norm_ uses as well
 
 

@@ -1,0 +1,256 @@
+"""One run from survey to files: what `fit` and the command have in common."""
+
+import hashlib
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from autotune.candidates import build_space, resolve_baseline
+from autotune.facts import Survey, WorkloadFacts
+from autotune.machine import machine_of, versions
+from autotune.options import Options
+from autotune.outcome import Report, Request, Trial
+from autotune.output.files import RECORDS, STUDY, TRIALS, OutFolder, TrialLog
+from autotune.output.terminal import Progress
+from autotune.output.write import write_all
+from autotune.result import Result
+from autotune.search.budget import Budget
+from autotune.search.search import Decision, Search
+from autotune.search.studies import Studies
+from autotune.search.task import Task
+from autotune.summary import Summary
+from autotune.trial.isolate import Isolated, preload_of_script
+from autotune.trial.order import Source, refuse_inside_launch
+
+if TYPE_CHECKING:
+    from autotune.workload import Workload
+
+FAREWELL_SECONDS = 3.0
+"""Kept of the budget for writing the files: the pictures take most of it."""
+
+
+SURVEY_LAUNCHES = 1
+"""Launches that run user code before the search begins."""
+
+
+class SurveyingRunner(Protocol):
+    """A runner that can also say what the workload is: `Isolated` or `InProcess`."""
+
+    def survey(self, *, scan_seconds: float) -> Survey:
+        """Return what the workload and the device are."""
+        ...
+
+    def __call__(self, request: Request) -> Report:
+        """Run a request."""
+        ...
+
+
+@contextmanager
+def open_script(script: str, *, device: str | None) -> Iterator[Isolated]:
+    """Open a runner whose launches have processes of their own, for a script's workload.
+
+    Raises:
+        WorkloadInvalid: If a search of a script that is being tuned asks for it.
+    """
+    refuse_inside_launch()
+    preload = preload_of_script(script)
+    with Isolated(Source(script=script), device=device or "auto", preload=preload) as runner:
+        yield runner
+
+
+@dataclass(slots=True, kw_only=True)
+class _Files:
+    """Where a run writes: the folder that was named, or one that the result keeps until saved."""
+
+    out: OutFolder
+    kept: "tempfile.TemporaryDirectory[str] | None" = None
+
+    @classmethod
+    def of(cls, out: str | None) -> "_Files":
+        if out is not None:
+            return cls(out=OutFolder(out))
+        kept = tempfile.TemporaryDirectory(prefix="autotune-result-")
+        return cls(out=OutFolder(kept.name), kept=kept)
+
+
+class Run:
+    """One run from survey to files.
+
+    Args:
+        runner: Runs launches, and says what the workload is.
+        options: What was asked for.
+        live_workload: The caller's objects; None where the workload came from a script.
+        script: The script; None for live objects.
+        notes: What a reader must know of how launches are run.
+        command: What made the run, for the report.
+    """
+
+    def __init__(
+        self,
+        runner: SurveyingRunner,
+        options: Options,
+        *,
+        live_workload: "Workload | None" = None,
+        script: str | None = None,
+        notes: tuple[str, ...] = (),
+        command: str = "",
+    ) -> None:
+        self._started = time.monotonic()
+        self._runner = runner
+        self._options = options
+        self._live_workload = live_workload
+        self._script = script
+        self._notes = notes
+        self._command = command
+        self._trials: list[Trial] = []
+
+    def tune(self, *, progress: bool) -> Result:
+        """Survey, search, write; return the result.
+
+        Raises:
+            AutotuneError: As `tune.fit` lists.
+            KeyboardInterrupt: If it was interrupted before anything was verified.
+        """
+        files = None if self._options.out is None else _Files.of(self._options.out)
+        survey = self._runner.survey(scan_seconds=self._options.scan_seconds)
+        options = self._options.over(survey.workload.options)
+        files = files or _Files.of(options.out)
+        task = make_task(survey, options)
+        files.out.start_run()
+        with Progress(is_quiet=not progress) as watch:
+            decision = self._search(task, options, files.out, watch)
+        summary = self._summary(task, options, decision)
+        written = write_all(summary, files.out)
+        return Result(
+            summary=summary,
+            files=written | {name: files.out.file(name) for name in RECORDS},
+            live_workload=self._live_workload,
+            folder=files.kept,
+        )
+
+    def _search(self, task: Task, options: Options, out: OutFolder, watch: Progress) -> Decision:
+        """Return the search's decision; after an interrupt the best that was verified by then."""
+        log = TrialLog(out.file(TRIALS))
+        search = Search(
+            task,
+            self._runner,
+            budget=self._budget(options),
+            record=lambda trial: self._record(trial, log),
+            watch=watch,
+            studies=Studies(
+                f"sqlite:///{out.file(STUDY).resolve()}",
+                signature(task),
+                space=task.space,
+                baseline=task.baseline,
+                limit_bytes=task.limit_bytes,
+                seed=task.seed,
+            ),
+        )
+        try:
+            return search.run()
+        except KeyboardInterrupt:
+            decision = search.interrupted()
+            if decision is None:
+                raise
+            return decision
+
+    def _record(self, trial: Trial, log: TrialLog) -> None:
+        self._trials.append(trial)
+        log.append(trial)
+
+    def _budget(self, options: Options) -> Budget:
+        """Return what is left of the budget; the survey was a launch that ran user code."""
+        spent = time.monotonic() - self._started
+        seconds = max(options.time_seconds - spent - FAREWELL_SECONDS, 0.0)
+        trials = None if options.trials is None else options.trials - SURVEY_LAUNCHES
+        return Budget(time_seconds=seconds, trials=trials)
+
+    def _summary(self, task: Task, options: Options, decision: Decision) -> Summary:
+        return Summary(
+            verdict=decision.verdict,
+            config=decision.config,
+            measured=decision.measured,
+            baseline=decision.baseline,
+            best_at_baseline_batch=decision.best_at_baseline_batch,
+            reference=decision.reference,
+            speedup=decision.speedup,
+            global_batch=decision.config.samples_per_optimizer_step * task.space.world_size,
+            is_global_batch_free=task.space.global_batch is None,
+            limit_bytes=task.limit_bytes,
+            goal=task.goal,
+            trials=tuple(self._trials),
+            workload=task.workload,
+            device=task.device,
+            machine=machine_of(task.device),
+            versions=versions(),
+            left_out=task.space.left_out,
+            notes=(*decision.notes, *self._notes),
+            command=self._command,
+            script=self._script,
+            seed=task.seed,
+            time_budget_seconds=options.time_seconds,
+            wall_seconds=time.monotonic() - self._started,
+            worst_case=worst_cases(task.workload),
+        )
+
+
+def make_task(survey: Survey, options: Options) -> Task:
+    """Return what the search is asked, from what is known and what was asked for.
+
+    Raises:
+        OptionInvalid: If the options contradict the workload, the device or each other.
+    """
+    workload, device = survey.workload, survey.device
+    baseline, global_batch = resolve_baseline(
+        workload, device, given=options.baseline, global_batch=options.global_batch
+    )
+    return Task(
+        space=build_space(
+            workload,
+            device,
+            baseline=baseline,
+            global_batch=global_batch,
+            space=options.space,
+        ),
+        baseline=baseline,
+        workload=workload,
+        device=device,
+        limit_bytes=options.limit_bytes(survey),
+        goal=options.goal or "throughput",
+        seed=options.seed or 0,
+    )
+
+
+def signature(task: Task) -> str:
+    """Return the name of a search's studies: what cannot be compared has another one."""
+    told = (
+        sorted(task.workload.fingerprint.items()),
+        task.device.name,
+        sorted(versions().items()),
+        task.limit_bytes,
+        task.goal,
+        task.space.global_batch,
+    )
+    return hashlib.sha256(repr(told).encode()).hexdigest()[:12]
+
+
+def worst_cases(workload: WorkloadFacts) -> dict[str, str]:
+    """Return each worst case → whether it was probed, and how."""
+    length, scanned = workload.dataset_length, workload.scanned_samples
+    largest = "probed with the largest of the first batches, repeated"
+    if scanned and not workload.largest_samples:
+        largest = f"all of the {scanned} samples looked at are of one size"
+    elif scanned:
+        share = f" ({scanned / length:.0%} of the data set)" if length else ""
+        largest = f"probed with the largest of {scanned} samples{share}"
+    has_evaluation = workload.has_evaluation
+    return {
+        "longest batch": largest,
+        "first optimizer step": "probed: two whole cycles from a fresh start",
+        "evaluation": "probed with one batch" if has_evaluation else "no eval_loader_fn was given",
+        "last short batch": "not probed: it is smaller",
+        "resuming from a checkpoint": "not probed",
+    }

@@ -1,0 +1,105 @@
+"""Phase F: around the leader, then wherever Optuna's sampler sees promise.
+
+Neighbours of the leader first; then proposals of TPE, warmed with every end-to-end trial so far:
+within two positions of the leader, and at last in the whole space, which cures what the phases
+before were blind to. Each is vetoed by the memory law or by its own measured time, checked, and
+raced against the leader.
+"""
+
+from collections.abc import Iterator
+from itertools import islice
+
+from autotune.search.phases import Explorer
+from autotune.search.proposals import neighbours
+from autotune.search.race import Rules
+from autotune.search.speeds import CLOSE
+from autotune.search.studies import Studies
+from autotune.space import Config
+
+CHALLENGERS = 2
+"""So many race the leader at a time: it need not be launched anew for each."""
+
+ROUNDS = 3
+"""A challenger that is not clearly faster after three rounds is not worth more."""
+
+PROPOSALS = 12
+"""Proposals from the box around the leader, and again from the whole space (METHOD.md D.1)."""
+
+
+class Refinement:
+    """Challenges the leader until nothing promising, or no time, is left.
+
+    Args:
+        explorer: What has found the leader.
+        studies: Whose sampler proposes; None proposes neighbours only.
+    """
+
+    def __init__(self, explorer: Explorer, *, studies: Studies | None) -> None:
+        self._explorer = explorer
+        self._studies = studies
+        self._tried = {standing.config for standing in explorer.standings}
+        self._proposed = {True: 0, False: 0}
+
+    @property
+    def leader(self) -> Config:
+        """Return the best config so far."""
+        return self._explorer.standings[0].config
+
+    def run(self) -> None:
+        """Race challengers against the leader; the explorer's standings follow.
+
+        Raises:
+            BudgetSpent: If nothing more may be launched.
+        """
+        while self._explorer.plan.runs("F"):
+            challengers = list(islice(self._challengers(), CHALLENGERS))
+            if not challengers or not self._affords(challengers):
+                return
+            self._challenge(challengers)
+
+    def _challenge(self, challengers: list[Config]) -> None:
+        task = self._explorer.launcher.task
+        rules = Rules.of(task.goal, phase="F", most_rounds=ROUNDS)
+        found = self._explorer.race([self.leader, *challengers], rules=rules)
+        if found and found[0].rounds:
+            raced = {standing.config for standing in found}
+            older = [s for s in self._explorer.standings if s.config not in raced]
+            self._explorer.standings = [*found, *older]
+            self._explorer.plan.pick = self.leader
+
+    def _challengers(self) -> Iterator[Config]:
+        """Yield configs that may race, each once."""
+        leader = self.leader
+        for config in self._candidates(leader):
+            if config in self._tried or self._is_vetoed(config):
+                continue
+            self._tried.add(config)
+            if self._explorer.admits(config, phase="F"):
+                yield config
+
+    def _candidates(self, leader: Config) -> Iterator[Config]:
+        space = self._explorer.launcher.task.space
+        yield from neighbours(space, leader)
+        if self._studies is None:
+            return
+        for is_boxed in (True, False):
+            while self._proposed[is_boxed] < PROPOSALS:
+                self._proposed[is_boxed] += 1
+                config = self._studies.propose(
+                    leader, tried=self._tried, is_vetoed=self._is_vetoed, is_boxed=is_boxed
+                )
+                if config is None:
+                    break
+                yield config
+
+    def _is_vetoed(self, config: Config) -> bool:
+        """Whether a config cannot race, or its step alone takes longer than the leader in all."""
+        known = self._explorer.known
+        too_slow = CLOSE * known.predicted(self.leader)
+        own = known.speeds.seconds.get(known.speeds.core(config), 0.0)
+        return not known.may_race(config) or own > too_slow
+
+    def _affords(self, challengers: list[Config]) -> bool:
+        plan = self._explorer.plan
+        seconds = sum(plan.cost(config, "train") for config in (self.leader, *challengers))
+        return plan.affords(ROUNDS * seconds, phase="F", launches=ROUNDS * (1 + len(challengers)))
