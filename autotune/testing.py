@@ -69,6 +69,7 @@ class Landscape:
         is_right: Whether gradients agree with the baseline's, the second argument.
         start_seconds: Seconds of a launch before its first step.
         launch_sd: Spread of the log rate between launches.
+        data_sd: Spread of the log rate that the data's order makes: shared by launches of one seed.
         has_overlap: Whether loading and computing overlap where there are workers.
     """
 
@@ -79,6 +80,7 @@ class Landscape:
     is_right: Callable[[Config, Config], bool] = lambda _config, _baseline: True
     start_seconds: float = 0.4
     launch_sd: float = 0.01
+    data_sd: float = 0.0
     has_overlap: bool = True
 
     def sample_seconds(self, config: Config) -> float:
@@ -133,8 +135,9 @@ class Simulated:
             "check": self.landscape.compute_seconds,
             "loader": self.landscape.loader_seconds,
         }.get(request.purpose, self.landscape.sample_seconds)
-        noise = math.exp(self._random.gauss(0, self.landscape.launch_sd))
-        return per_sample(config) * config.samples_per_optimizer_step * noise
+        noise = self._random.gauss(0, self.landscape.launch_sd)
+        data = random.Random(request.seed).gauss(0, self.landscape.data_sd)  # noqa: S311  # as above
+        return per_sample(config) * config.samples_per_optimizer_step * math.exp(noise + data)
 
     def _failure(self, request: Request) -> Outcome | None:
         failed = self.landscape.failure(request.config, request.purpose)

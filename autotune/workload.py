@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim import AdamW, Optimizer
 
 from autotune.errors import WorkloadInvalid
@@ -58,7 +59,9 @@ class Workload:
         for name in ("model_fn", "loader_fn", *_FUNCTIONS):
             value = getattr(self, name)
             if value is not None and not callable(value):
-                raise WorkloadInvalid(f"{name} needs to be a function, but is {value!r}")
+                raise WorkloadInvalid(
+                    f"{name} needs to be a function, but is {type(value).__name__}"
+                )
 
     @property
     def live_model(self) -> nn.Module | None:
@@ -75,6 +78,12 @@ class Workload:
         if not isinstance(model, nn.Module):
             raise WorkloadInvalid(
                 f"model_fn needs to return a torch.nn.Module, but gave {type(model).__name__}"
+            )
+        if any(is_lazy(parameter) for parameter in model.parameters()):
+            raise WorkloadInvalid(
+                f"a model needs parameters of known shape, but those of {type(model).__name__} "
+                "are lazy",
+                hint="run one batch through the model before it is returned",
             )
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise WorkloadInvalid(
@@ -96,12 +105,21 @@ class Workload:
         return optimizer
 
     def build_loader(self, config: Config, *, is_evaluation: bool = False) -> Iterable[Any]:
-        """Return a loader with those settings of the config that its factory accepts."""
+        """Return a loader with those settings of the config that its factory accepts.
+
+        Raises:
+            WorkloadInvalid: If there is no such factory, or what it returns yields no batches.
+        """
         factory = self.eval_loader_fn if is_evaluation else self.loader_fn
         if factory is None:
             raise WorkloadInvalid("there is no eval_loader_fn to build a loader from")
         accepted = accepted_settings(factory)
-        return factory(**{name: getattr(config, name) for name in accepted})
+        loader = factory(**{name: getattr(config, name) for name in accepted})
+        if not isinstance(loader, Iterable):
+            raise WorkloadInvalid(
+                f"a loader factory needs to return a DataLoader, but gave {type(loader).__name__}"
+            )
+        return loader
 
     def stated_batch_size(self) -> int | None:
         """Return the default of `loader_fn`'s `batch_size`, where the user wrote one."""
@@ -190,24 +208,33 @@ def load_script(path: str | Path) -> Workload:
 
 
 def _import_file(location: Path) -> ModuleType:
-    name = location.stem if location.stem not in sys.modules else f"{location.stem}_workload"
+    name = location.stem.replace(".", "_")  # a dot would make it part of a package
+    name = f"{name}_workload" if name in sys.modules else name
     spec = importlib.util.spec_from_file_location(name, location)
     if spec is None or spec.loader is None:
         raise WorkloadInvalid(f"{location.name} needs to be a Python file (.py)")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # loader workers may have to import it by name
-    if str(location.parent) not in sys.path:
+    if str(location.parent) not in sys.path[:1]:
         sys.path.insert(0, str(location.parent))
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        frames = "".join(traceback.format_exception(error)[2:])
         raise WorkloadInvalid(
             f"{location.name} raised {type(error).__name__} when it was imported: {error}",
-            hint=f"importing a script must not train; its own traceback:\n\n{frames}",
+            hint="importing a script must not train; its own traceback:\n\n"
+            + _own_traceback(error, str(location)),
         ) from error
     return module
+
+
+def _own_traceback(error: BaseException, path: str) -> str:
+    """Return an error's traceback from the script on, without what led to its import."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename != path:
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(type(error), error, frames))
 
 
 def workload_of_module(module: ModuleType, *, script: str | None = None) -> Workload:
@@ -217,7 +244,8 @@ def workload_of_module(module: ModuleType, *, script: str | None = None) -> Work
         WorkloadInvalid: If `loader_fn`, or both `model_fn` and `model`, are missing.
     """
     loader_fn = getattr(module, "loader_fn", None)
-    model = getattr(module, "model_fn", None) or getattr(module, "model", None)
+    model = getattr(module, "model_fn", None)
+    model = getattr(module, "model", None) if model is None else model
     missing = [
         name for name, value in (("loader_fn", loader_fn), ("model_fn", model)) if value is None
     ]
@@ -225,6 +253,12 @@ def workload_of_module(module: ModuleType, *, script: str | None = None) -> Work
         raise WorkloadInvalid(
             f"a script needs a loader_fn and a model_fn, but {module.__name__} has no "
             f"{' and no '.join(missing)}",
+            hint=f"for example:\n\n{EXAMPLE_SCRIPT}",
+        )
+    if not callable(model):
+        raise WorkloadInvalid(
+            "a script needs a model_fn, or a model that is a torch.nn.Module, "
+            f"but {module.__name__} has {type(model).__name__}",
             hint=f"for example:\n\n{EXAMPLE_SCRIPT}",
         )
     options = getattr(module, "autotune_options", {})

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from autotune.device import cpu
 from autotune.device.cpu import CpuDevice, guard_bytes
 from autotune.device.host import Host
+from autotune.device.peak import Peak
 
 MIB = 2**20
 
@@ -187,23 +188,11 @@ def test_process_bytes_is_the_peak_and_not_the_present() -> None:
     assert after >= before > 50 * MIB
 
 
-def test_threads_are_put_back() -> None:
-    """Within the context so many threads are used; afterwards, also by an error, as before."""
-    device, before = CpuDevice(), torch.get_num_threads()
-    with device.threads(before + 2):
-        inside = torch.get_num_threads()
-    with pytest.raises(KeyError), device.threads(before + 1):
-        raise KeyError
+def test_a_peak_counts_for_its_tensors() -> None:
+    """Against a CPU's limit count the live tensor bytes, and nothing else."""
+    peak = Peak(allocated_bytes=7, reserved_bytes=None, source="tracker", operator=None)
 
-    assert inside == before + 2
-    assert torch.get_num_threads() == before
-
-
-def test_threads_of_none_are_left() -> None:
-    """None leaves the number of threads as it is."""
-    before = torch.get_num_threads()
-    with CpuDevice().threads(None):
-        assert torch.get_num_threads() == before
+    assert CpuDevice().counted_bytes(peak) == 7
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])

@@ -281,13 +281,6 @@ def test_request_beyond_an_exabyte_is_no_matter_of_memory(gpu: CudaDevice) -> No
     assert classify(caught.value, under_limit=True) is Failure.OTHER
 
 
-def test_threads_are_left(gpu: CudaDevice) -> None:
-    """Intra-op threads are no knob of a GPU."""
-    before = torch.get_num_threads()
-    with gpu.threads(before + 1):
-        assert torch.get_num_threads() == before
-
-
 def test_first_gpu_is_found() -> None:
     """`auto` and `cuda` are the first GPU; one beyond the last is missing."""
     assert find_device("auto").torch_device == torch.device("cuda:0")

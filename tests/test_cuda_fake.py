@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from autotune.device import nvml
 from autotune.device.cuda import CONTEXT_BYTES, CudaDevice
 from autotune.device.host import Host
+from autotune.device.peak import Peak
 from autotune.errors import DeviceMissing
 
 MIB = 2**20
@@ -116,14 +117,11 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
 
 
 def test_fake_gpu_is_not_touched_before_it_is_asked(fake: FakeGpu) -> None:
-    """Making a device, and its threads, need no context."""
+    """Making a device needs no context."""
     device = CudaDevice(0)
-    with device.threads(3):
-        threads = torch.get_num_threads()
 
     assert not fake.has_context
     assert (device.kind, device.torch_device) == ("cuda", torch.device("cuda:0"))
-    assert threads == torch.get_num_threads()
 
 
 def test_fake_facts_count_context_and_unused_reserve_as_free(fake: FakeGpu) -> None:
@@ -282,6 +280,16 @@ def test_fake_process_bytes_come_from_the_best_source(
     fake.allocate(64 * MIB)
 
     assert device.process_bytes() == 64 * MIB + expected
+
+
+def test_fake_peak_counts_with_the_context(fake: FakeGpu) -> None:
+    """Against a GPU's limit count the bytes that were reserved, and the context's."""
+    device = CudaDevice(0)
+    device.facts()
+    fake.allocate(64 * MIB)
+    peak = Peak(allocated_bytes=1, reserved_bytes=64 * MIB, source="allocator", operator=None)
+
+    assert device.counted_bytes(peak) == 64 * MIB + CONTEXT
 
 
 def test_fake_rise_is_unknown_where_the_context_was_there_before(fake: FakeGpu) -> None:

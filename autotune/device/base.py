@@ -55,6 +55,10 @@ class Device(Protocol):
         """
         ...
 
+    def counted_bytes(self, peak: Peak) -> int:
+        """Return what a peak counts for against a limit, in bytes (DESIGN 2.2, row `memory`)."""
+        ...
+
     def process_bytes(self) -> int:
         """Return the bytes that this process has of the device, what is no tensor included."""
         ...
@@ -65,10 +69,6 @@ class Device(Protocol):
 
     def release(self) -> None:
         """Give back unused memory; to be called outside of `except` blocks, tracebacks dropped."""
-        ...
-
-    def threads(self, count: int | None) -> AbstractContextManager[None]:
-        """Use so many intra-op threads within the context, on a CPU; None leaves them."""
         ...
 
 

@@ -3,15 +3,15 @@
 import gc
 import platform
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import torch
 
 from autotune.device.host import Host
 from autotune.device.oom import empty_backward_queue
-from autotune.device.peak import Meter
+from autotune.device.peak import Meter, Peak
 from autotune.device.tracker import StorageTracker
 from autotune.facts import DeviceFacts
 
@@ -108,6 +108,10 @@ class CpuDevice:
         """
         return StorageTracker(held, limit_bytes=limit_bytes)
 
+    def counted_bytes(self, peak: Peak) -> int:
+        """Return the live tensor bytes of a peak."""
+        return peak.allocated_bytes
+
     def process_bytes(self) -> int:
         """Return the most memory that this process was resident with, in bytes."""
         return self.host.peak_rss_bytes()
@@ -119,16 +123,6 @@ class CpuDevice:
         """Free what only a failed backward or reference cycles keep alive."""
         empty_backward_queue()
         gc.collect()
-
-    @contextmanager
-    def threads(self, count: int | None) -> Iterator[None]:
-        """Use so many intra-op threads within the context; None leaves them as they are."""
-        before = torch.get_num_threads()
-        torch.set_num_threads(before if count is None else count)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
 
 
 def guard_bytes(limit_bytes: int, *, data_bytes: int, cores: int) -> int:

@@ -7,7 +7,7 @@ import gc
 import math
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 
 import torch
 
@@ -109,6 +109,11 @@ class CudaDevice:
         finally:
             meter.stop()
 
+    def counted_bytes(self, peak: Peak) -> int:
+        """Return the bytes that a peak had reserved, and the context's."""
+        self._touch()
+        return (peak.reserved_bytes or 0) + (self._context_bytes() or CONTEXT_BYTES)
+
     def process_bytes(self) -> int:
         """Return what the driver counts for this process now, in bytes.
 
@@ -126,11 +131,6 @@ class CudaDevice:
         empty_backward_queue()
         gc.collect()
         torch.cuda.empty_cache()
-
-    def threads(self, count: int | None) -> AbstractContextManager[None]:
-        """Do nothing: intra-op threads are a knob of the CPU."""
-        del count
-        return nullcontext()
 
     def _touch(self) -> None:
         """Make the context, having asked the driver what was in use before it."""

@@ -70,10 +70,10 @@ class _Text(ExecutionLoader):
     def __init__(self, source: str, path: str) -> None:
         self.source, self.path = source, path
 
-    def get_source(self, fullname: str) -> str:  # noqa: ARG002  # there is one module
+    def get_source(self, _fullname: str) -> str:
         return self.source
 
-    def get_filename(self, fullname: str) -> str:  # noqa: ARG002  # as above
+    def get_filename(self, _fullname: str) -> str:
         return self.path
 
 

@@ -6,7 +6,6 @@ begins or ends, and no thread redraws it in between.
 
 import math
 import sys
-from types import TracebackType
 from typing import Protocol, Self, TextIO
 
 from rich.console import Console
@@ -100,12 +99,7 @@ class Progress:
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_unused: object) -> None:
         if self._live is not None:
             self._live.stop()
             self._live = None

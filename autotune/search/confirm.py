@@ -17,7 +17,7 @@ from autotune.outcome import Estimate, Measured, Trial
 from autotune.search.bounds import FIRST_LOOK, LAST_LOOK, t_bounds
 from autotune.search.launcher import Ask, Entry, Launcher
 from autotune.search.plan import Plan
-from autotune.search.task import KEPT_THROUGHPUT, Goal
+from autotune.search.task import KEPT_THROUGHPUT
 from autotune.space import Config
 
 LEAST_GAIN = 0.02
@@ -53,13 +53,9 @@ class Claim:
     margin: float = 0.0
     least_gain: float = LEAST_GAIN
 
-    @classmethod
-    def of(cls, goal: Goal) -> "Claim":
-        """Return the claim of a goal: faster, or hardly slower where less memory is the aim."""
-        if goal == "throughput":
-            return cls()
-        kept = math.log(KEPT_THROUGHPUT)
-        return cls(margin=kept, least_gain=kept)
+
+HARDLY_SLOWER = Claim(margin=math.log(KEPT_THROUGHPUT), least_gain=math.log(KEPT_THROUGHPUT))
+"""The claim where less memory is the aim: the pick keeps 95 % of the reference's throughput."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +132,9 @@ def _bound(pairs: int, error: float) -> float:
     return float(stats.t.isf(level, pairs - 1))
 
 
-def confirm(launcher: Launcher, plan: Plan, *, reference: Config, pick: Config) -> Confirmation:
+def confirm(
+    launcher: Launcher, plan: Plan, *, reference: Config, pick: Config, claim: Claim
+) -> Confirmation:
     """Return whether fresh pairs of launches confirm a pick.
 
     Args:
@@ -144,8 +142,9 @@ def confirm(launcher: Launcher, plan: Plan, *, reference: Config, pick: Config) 
         plan: How long a launch is, and what can be afforded.
         reference: What the pick is compared with.
         pick: What is to be confirmed.
+        claim: What is to be shown of it.
     """
-    pairing = _Pairing(launcher, plan, claim=Claim.of(launcher.task.goal))
+    pairing = _Pairing(launcher, plan, claim=claim)
     asks = [
         Ask(config=config, purpose="train", phase="verdict", cycles=plan.cycles)
         for config in (reference, pick)

@@ -69,10 +69,12 @@ class Fits:
                 if purpose in {"memory", "verify"} and seen.peak_bytes is not None:
                     self._laws[cell] = self.law(config).with_peak(split_of(config), seen.peak_bytes)
             case OutOfMemory():
+                self._skipped.add(config)  # it has a trial of its own
                 limit = self._task.limit_bytes
                 self._laws[cell] = self.law(config).with_excess(split_of(config), limit)
             case Crashed() | TimedOut():
                 self._broken.add(config)
+                self._skipped.add(config)
                 if purpose in {"memory", "compute"} or not config.num_workers:
                     self._deadly[cell] = min(config.batch_size, self._deadly.get(cell, 2**62))
             case Invalid():

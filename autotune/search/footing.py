@@ -19,6 +19,7 @@ from autotune.outcome import (
     TimedOut,
     Trial,
 )
+from autotune.search.budget import BudgetSpent
 from autotune.search.fits import Fits
 from autotune.search.launcher import MEMORY_CYCLES, Ask, Launcher
 from autotune.search.plan import FEWEST_CYCLES, VERIFY_CYCLES
@@ -93,11 +94,11 @@ def _own(launcher: Launcher, config: Config, *, purpose: Purpose, cycles: int) -
     ask = Ask(config=config, purpose=purpose, phase="0", cycles=cycles, is_needed=True)
     trial = launcher.run(ask)
     if config == launcher.task.baseline:
-        _raise_own_failure(trial, cycles=cycles)
+        _raise_own_failure(trial, cycles=cycles, is_spent=launcher.budget.is_done)
     return trial
 
 
-def _raise_own_failure(trial: Trial, *, cycles: int) -> None:
+def _raise_own_failure(trial: Trial, *, cycles: int, is_spent: bool) -> None:
     """Raise what the baseline failed with, unless it was measured or ran out of memory."""
     config = trial.config
     match trial.outcome:
@@ -109,6 +110,10 @@ def _raise_own_failure(trial: Trial, *, cycles: int) -> None:
             raise StepFailed(
                 f"the workload's own step fails with {config.describe()}: {trial.outcome.reason}",
                 user_traceback=trial.outcome.log_tail,
+            )
+        case TimedOut() if is_spent:
+            raise BudgetSpent(
+                "time ran out before the baseline was verified", hint="give a larger time_budget"
             )
         case TimedOut():
             spent = format_duration(trial.wall_seconds)

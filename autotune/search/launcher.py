@@ -5,6 +5,7 @@ the record, to the Optuna studies and to those who learn from it. An interrupt p
 whatever was closed is recorded, and `racing` closes what was open.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from autotune.outcome import (
 )
 from autotune.search.budget import Budget
 from autotune.search.combine import combined
-from autotune.search.costs import Costs
+from autotune.search.costs import LIMIT_FLOOR_SECONDS, Costs
 from autotune.search.studies import Studies
 from autotune.search.task import Event, Task
 from autotune.space import Config
@@ -41,6 +42,12 @@ LONGEST_LAUNCH_SECONDS = 24 * 3600.0
 
 EXPLORING_SHARE = 0.5
 """A launch that only explores may take at most this share of what is left, if it hangs."""
+
+FIRST_SHARE = 0.5
+"""A first launch that takes more of the budget leaves nothing to tune with: it as good as hangs."""
+
+FIRST_PATIENCE = 5.0
+"""The first timed launch may take so many times as long as the untimed one before it."""
 
 Record = Callable[[Trial], None]
 Watch = Callable[[Event], None]
@@ -218,11 +225,16 @@ class Launcher:
     def _limit_seconds(self, ask: Ask) -> float:
         """Return when a launch is given up: never later than the budget, and rarely so late."""
         left = min(self.budget.remaining_seconds, LONGEST_LAUNCH_SECONDS)
+        limit = self.costs.limit_seconds(ask.config, ask.purpose, cycles=ask.cycles)
+        if math.isinf(limit):  # nothing was timed yet
+            seen = self.trials[-1].wall_seconds if self.trials else 0.0
+            patience = LIMIT_FLOOR_SECONDS + FIRST_PATIENCE * seen
+            return min(left, max(left * FIRST_SHARE, patience))
         if ask.is_needed:
             return left
         expected = self.costs.launch_seconds(ask.config, ask.purpose, cycles=ask.cycles)
         most = max(left * EXPLORING_SHARE, min(left, expected * 2))
-        return min(self.costs.limit_seconds(ask.config, ask.purpose, cycles=ask.cycles), most)
+        return min(limit, most)
 
     def _note(self, entry: Entry, report: Report, wall: float) -> None:
         ask = entry.ask

@@ -50,10 +50,14 @@ USUAL = 1.5
 RACE_LAUNCHES = 6
 """Launches that the smallest race is worth: three configs, two rounds."""
 
+FREE_LAUNCHES = 4
+"""With fewer launches beside those of the verdict nothing is found that is to be confirmed."""
+
+PHASE_LAUNCHES: dict[Phase, int] = {"F": 30, "E": 18, "D": 12}
+"""With fewer launches, beside those of the verdict, a phase is given up."""
+
 LOADER_LAUNCHES = 3
 """Launches that the shortest look at the loader is worth: no worker, one, the jump."""
-
-_FREE_LAUNCHES = 4
 
 
 class Plan:
@@ -62,6 +66,10 @@ class Plan:
     Args:
         launcher: What knows budget and costs.
         reference: The config that the verdict compares with.
+
+    Attributes:
+        pick: The config that is taken to be confirmed in the end.
+        has_refused: Whether anything was not affordable so far.
     """
 
     def __init__(self, launcher: Launcher, reference: Config) -> None:
@@ -70,14 +78,19 @@ class Plan:
         self._costs = launcher.costs
         self._reference = reference
         self.pick = reference
+        self.has_refused = False
         left = self._budget.remaining_seconds
         cycle = self._costs.cycle_seconds(reference)
         self.is_tight = cycle > TIGHT_SHARE * self._budget.time_seconds
         self.has_verdict = True
         self.cycles = self._fitting_cycles(left, cycle)
         share = self.reserve_seconds() / left if left else math.inf
-        self._skipped = {phase for phase, most in RESERVE_SHARES.items() if share > most}
-        self.has_verdict = share <= VERDICT_SHARE and self._has_launches()
+        launches = self._budget.remaining_launches - self._kept_launches()
+        self.has_verdict = share <= VERDICT_SHARE and launches >= FREE_LAUNCHES
+        self._skipped = {phase for phase, most in RESERVE_SHARES.items() if share > most} | {
+            phase for phase, least in PHASE_LAUNCHES.items() if launches < least
+        }
+        self._floor = self._half_left()
 
     @property
     def exploring_cycles(self) -> int:
@@ -105,15 +118,18 @@ class Plan:
 
     def affords(self, seconds: float, *, phase: Phase, launches: int = 1) -> bool:
         """Whether launches can be had, and what is kept for later is still there."""
-        kept = 1 + (2 * LEAST_PAIRS if self.has_verdict else 1)
-        if self._budget.remaining_launches - kept < launches:
-            return False
-        return self.spare_seconds(phase) >= seconds
+        free = self._budget.remaining_launches - self._kept_launches()
+        later = 0
+        if phase in {"A", "D"}:
+            later = RACE_LAUNCHES if self.runs("E") else 1  # the check of the best guess
+        is_affordable = free - later >= launches and self.spare_seconds(phase) >= seconds
+        self.has_refused |= not is_affordable
+        return is_affordable
 
     def spare_seconds(self, phase: Phase) -> float:
         """Return the seconds that a phase may use: those that nothing later needs.
 
-        Phase A comes first in value, so it has half of what the verdict leaves in any case.
+        Phases A and D come first in value, so each has half of what the verdict leaves in any case.
         """
         left = self._budget.remaining_seconds - self.reserve_seconds()
         later = 0.0
@@ -121,20 +137,30 @@ class Plan:
             later += RACE_LAUNCHES * self.cost(self.pick, "train")
         if phase == "A" and self.runs("D"):
             later += LOADER_LAUNCHES * self.cost(self.pick, "loader")
-        return left - min(later, left / 2)
+        own = self._budget.remaining_seconds - self._floor if phase == "A" else left / 2
+        return min(left, max(left - later, own)) if later else left
 
     def is_dear(self, config: Config, purpose: Purpose, *, cycles: int) -> bool:
         """Whether an exploring launch takes far more than the reference's, and much of the rest."""
         seconds = self.cost(config, purpose, cycles=cycles)
         usual = USUAL * self.cost(self._reference, purpose, cycles=cycles)
-        return seconds > max(usual, DEAR_SHARE * self._budget.remaining_seconds)
+        is_dear = seconds > max(usual, DEAR_SHARE * self._budget.remaining_seconds)
+        self.has_refused |= is_dear
+        return is_dear
 
     def release_verdict(self) -> None:
         """Give the verdict's time to the search: nothing was found that is to be confirmed."""
         self.has_verdict = False
+        self._floor = self._half_left()
 
-    def _has_launches(self) -> bool:
-        return self._budget.remaining_launches >= 1 + 2 * LEAST_PAIRS + _FREE_LAUNCHES
+    def _half_left(self) -> float:
+        """Return what is to be left of the budget when half of what the verdict leaves is used."""
+        left = self._budget.remaining_seconds
+        return left - max(left - self.reserve_seconds(), 0.0) / 2
+
+    def _kept_launches(self) -> int:
+        """Return the launches of the verification, and of the verdict or the pick's timing."""
+        return 1 + (2 * LEAST_PAIRS if self.has_verdict else 1)
 
     def _fitting_cycles(self, left: float, cycle: float) -> int:
         """Return the most cycles, of 3 to 10, whose verdict stays within its share."""

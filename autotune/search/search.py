@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 from autotune.outcome import Estimate, Measured, Measurement, Runner, Trial, Verdict
 from autotune.search.budget import Budget, BudgetSpent
 from autotune.search.confirm import (
+    HARDLY_SLOWER,
     UNSTABLE_SPREAD,
+    Claim,
     Confirmation,
     confirm,
     detectable_gain,
@@ -117,7 +119,8 @@ class Search:
         explorer = self._explored(footing, plan)
         pick = self._verified_pick(explorer, plan)
         if pick == footing.reference.config:
-            return self._keep(is_searched=bool(explorer.standings))
+            is_searched = not (plan.is_tight or plan.has_refused)
+            return self._keep(is_searched=is_searched or bool(explorer.standings))
         return self._judged(pick, plan)
 
     def interrupted(self) -> Decision | None:
@@ -178,7 +181,8 @@ class Search:
     def _judged(self, pick: Config, plan: Plan) -> Decision:
         """Return the decision that fresh pairs of launches give."""
         reference = self._reference
-        found = confirm(self._launcher, plan, reference=reference, pick=pick)
+        claim = HARDLY_SLOWER if self._saves_memory(pick) else Claim()
+        found = confirm(self._launcher, plan, reference=reference, pick=pick, claim=claim)
         self._note_spread(found)
         match found.ending:
             case "won":
@@ -190,6 +194,14 @@ class Search:
                 is_faster = self._rate(pick) > self._rate(reference)
                 answer = pick if is_faster else reference
                 return self._decision("unconfirmed", answer, estimate=found.estimate)
+
+    def _saves_memory(self, pick: Config) -> bool:
+        """Whether less memory is the aim, and a pick needs less than the reference."""
+        own, other = (
+            (trial.measured.peak_bytes if trial.measured else None) or 0
+            for trial in (self._verified[pick], self._verified[self._reference])
+        )
+        return self._launcher.task.goal == "memory" and own < other
 
     def _keep(self, *, is_searched: bool) -> Decision:
         """Return the decision for the reference, which nothing was found to beat."""
@@ -237,7 +249,7 @@ class Search:
         self._notes.insert(
             0,
             f"the baseline does not fit in memory; figures are compared with {reference}, "
-            "the largest halving of it that does",
+            "the nearest to it that does",
         )
         if estimate is not None:
             self._notes.insert(

@@ -42,12 +42,14 @@ def find_sizes(launcher: Launcher, fits: Fits, plan: Plan, *, cell: Config) -> l
     if low is None:
         return []
     high = len(ladder)
-    while (rung := _next_rung(ladder, low, high)) is not None:
+    is_own = cell.amp == task.baseline.amp
+    stride = STRIDE if is_own else 1  # another precision's border is likely to be this one's
+    while (rung := _next_rung(ladder, low, high, stride=stride)) is not None:
         config = ladder[rung]
         if not _is_affordable(config, fits, plan):
             break
         if fits.probe(config):
-            low = rung
+            low, stride = rung, STRIDE
         else:
             high = rung
             if fits.state(config) == "doomed":
@@ -71,13 +73,13 @@ def _first_that_fits(ladder: Sequence[Config], start: int, *, fits: Fits, plan: 
     return None
 
 
-def _next_rung(ladder: Sequence[Config], low: int, high: int) -> int | None:
+def _next_rung(ladder: Sequence[Config], low: int, high: int, *, stride: int) -> int | None:
     """Return the rung to try between one that fits and one that does not; None if they meet."""
     if high - low <= 1:
         return None
     if high < len(ladder):
         return (low + high) // 2
-    most = ladder[low].batch_size * STRIDE
+    most = ladder[low].batch_size * stride
     return max((n for n in range(low + 1, high) if ladder[n].batch_size <= most), default=low + 1)
 
 

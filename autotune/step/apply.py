@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -41,8 +42,7 @@ class Step:
         """
         if loss_fn is None or loss_fn is self.stepper.loss_fn:
             return self.stepper(window)
-        fields = {name: getattr(self.stepper, name) for name in self.stepper.__slots__}
-        return Stepper(**fields | {"loss_fn": loss_fn})(window)
+        return replace(self.stepper, loss_fn=loss_fn)(window)
 
 
 @contextmanager

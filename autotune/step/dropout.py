@@ -4,20 +4,31 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-_IDENTITIES = {
+_DROPOUTS = {
     functional.dropout,
     functional.dropout1d,
     functional.dropout2d,
     functional.dropout3d,
     functional.alpha_dropout,
     functional.feature_alpha_dropout,
+    torch.dropout,
+    torch.alpha_dropout,
+    torch.feature_dropout,
+    torch.feature_alpha_dropout,
 }
-_DROPOUT_ARGUMENT = 4
-"""Position of `dropout_p` in `scaled_dot_product_attention(query, key, value, mask, dropout_p)`."""
+_DROPOUT_P = {
+    functional.scaled_dot_product_attention: 4,
+    functional.multi_head_attention_forward: 10,
+}
+"""Functions that take a `dropout_p` → its position."""
+
+_DROPPING_CLASSES = ("drop", "stochasticdepth")
+"""In the names of classes whose `p` is a probability to drop: nn.Dropout, DropBlock, …"""
 
 
 @contextmanager
@@ -33,9 +44,9 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
         for module in model.modules()
         for name, value in _probabilities(module)
     ]
-    for module, name, _ in changed:
-        setattr(module, name, 0.0)
     try:
+        for module, name, _ in changed:
+            setattr(module, name, 0.0)
         with _NoFunctionalDropout():
             yield
     finally:
@@ -44,7 +55,8 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
 
 
 def _probabilities(module: nn.Module) -> list[tuple[str, float]]:
-    is_dropout = isinstance(module, nn.modules.dropout._DropoutNd)  # noqa: SLF001  # their base
+    kind = type(module).__name__.lower()
+    is_dropout = any(name in kind for name in _DROPPING_CLASSES)
     return [
         (name, value)
         for name, value in vars(module).items()
@@ -55,7 +67,7 @@ def _probabilities(module: nn.Module) -> list[tuple[str, float]]:
 
 
 class _NoFunctionalDropout(TorchFunctionMode):
-    """Turns functional dropout into the identity."""
+    """Turns functional dropout into a copy."""
 
     def __torch_function__(
         self,
@@ -65,11 +77,12 @@ class _NoFunctionalDropout(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         named = dict(kwargs or {})
-        if func in _IDENTITIES:
-            return args[0] if args else named["input"]
-        if func is functional.scaled_dot_product_attention:
+        if func in _DROPOUTS:  # a copy, since what follows may write to it
+            return (args[0] if args else named["input"]).clone()
+        if func in _DROPOUT_P:
+            place = _DROPOUT_P[func]
             if "dropout_p" in named:
                 named["dropout_p"] = 0.0
-            elif len(args) > _DROPOUT_ARGUMENT:
-                args = (*args[:_DROPOUT_ARGUMENT], 0.0, *args[_DROPOUT_ARGUMENT + 1 :])
+            elif len(args) > place:
+                args = (*args[:place], 0.0, *args[place + 1 :])
         return func(*args, **named)

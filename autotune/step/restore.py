@@ -11,7 +11,8 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from operator import attrgetter
+from functools import partial
+from operator import attrgetter, is_
 from types import ModuleType
 from typing import Any
 
@@ -78,29 +79,43 @@ class _Loan:
 
         Args:
             value: Anything.
-            is_open: Whether the attributes are remembered of an object that is no module: those
+            is_open: Whether the attributes of an object that is no module are remembered: those
                 of a module's own attributes are, such as its config; not what these refer to.
         """
-        if id(value) in self._seen:
+        if value is None or isinstance(value, _ATOMS) or id(value) in self._seen:
             return
-        self._seen[id(value)] = value
-        if isinstance(value, dict | list | set | deque):
-            self._undo.callback(_capture_content(value))
-            for part in value.values() if isinstance(value, dict) else value:
-                self.add(part, is_open=is_open)
-        elif isinstance(value, tuple):
-            for part in value:
-                self.add(part, is_open=is_open)
-        elif isinstance(value, Tensor):
+        self._seen[id(value)] = value  # kept, so that no other object gets its id
+        if isinstance(value, Tensor):
             self._undo.callback(_capture_tensor(value))
             self._undo.callback(_capture_attributes(value))
         elif isinstance(value, torch.Generator):
             self._undo.callback(value.set_state, value.get_state())
-        elif isinstance(value, nn.Module) or (is_open and _is_plain(value)):
+        elif isinstance(value, np.ndarray):
+            self._undo.callback(np.copyto, value, value.copy())
+        elif isinstance(value, dict | list | set | deque | tuple):
+            self._add_container(value, is_open=is_open)
+        elif isinstance(value, nn.Module):
             self._undo.callback(_capture_attributes(value))
-            is_owner = isinstance(value, nn.Module) or len(self._seen) == 1
-            for part in vars(value).values():
-                self.add(part, is_open=is_owner)
+            self._add_container((*vars(value).values(), *_registered(value)), is_open=True)
+        elif is_open and _is_plain(value):
+            self._undo.callback(_capture_attributes(value))
+            self._add_container(tuple(vars(value).values()), is_open=False)
+
+    def _add_container(self, container: Any, *, is_open: bool) -> None:
+        if not isinstance(container, tuple):
+            self._undo.callback(_capture_content(container))
+        for part in container.values() if isinstance(container, dict) else container:
+            self.add(part, is_open=is_open)
+
+
+def _registered(module: nn.Module) -> Iterator[object]:
+    """Yield what a module holds elsewhere than in its attributes, as scripted modules do."""
+    yield from module.children()
+    yield from module.parameters(recurse=False)
+    yield from module.buffers(recurse=False)
+
+
+_ATOMS = (bool, int, float, complex, str, bytes)
 
 
 def _is_plain(value: object) -> bool:
@@ -110,40 +125,183 @@ def _is_plain(value: object) -> bool:
     return hasattr(value, "__dict__") and not is_code and root not in sys.stdlib_module_names
 
 
-def _capture_attributes(holder: object) -> Undo:
+def _capture_attributes(holder: Any) -> Undo:
     kind, attributes = type(holder), dict(vars(holder))
-    was_training = getattr(holder, "training", None)
+    was_training = holder.training if isinstance(holder, nn.Module) else None
 
     def restore() -> None:
         if type(holder) is not kind:  # a module that was made lazily, or parametrised
             holder.__class__ = kind
         _refill(vars(holder), attributes)
-        if isinstance(holder, nn.Module) and holder.training is not was_training:
+        if was_training is not None and holder.training is not was_training:
             holder.training = was_training  # scripted modules keep it elsewhere
 
     return restore
 
 
-def _capture_content(holder: Any) -> Undo:
-    content = holder.copy()
-    return lambda: _refill(holder, content)
+def _capture_content(container: Any) -> Undo:
+    content = dict(container) if isinstance(container, dict) else list(container)
+    return lambda: _refill(container, content)
 
 
-def _refill(holder: Any, content: Any) -> None:
+def _refill(container: Any, content: dict[Any, Any] | list[Any]) -> None:
     """Put the same parts in the same order into a container, if they are not in it."""
-    now = [*(holder.items() if isinstance(holder, dict) else holder)]
-    before = [*(content.items() if isinstance(content, dict) else content)]
-    if isinstance(holder, dict):
-        is_same = len(now) == len(before) and all(
-            key is old and part is former
-            for (key, part), (old, former) in zip(now, before, strict=True)
-        )
-    else:
-        is_same = len(now) == len(before) and all(map(lambda a, b: a is b, now, before))
-    if is_same:
+    now, before = _listed(container), _listed(content)
+    if len(now) == len(before) and all(map(is_, now, before)):
         return
-    holder.clear()
-    if isinstance(holder, dict | set):
-        holder.update(content)
+    container.clear()
+    if isinstance(content, dict):
+        for key, part in content.items():
+            container[key] = part
+    elif isinstance(container, set):
+        container.update(content)
     else:
-        holder.extend(content)
+        container.extend(content)
+
+
+def _listed(container: Any) -> list[Any]:
+    if isinstance(container, dict):
+        return [*container.keys(), *container.values()]
+    return [*container]
+
+
+def _capture_tensor(tensor: Tensor) -> Undo:
+    """Remember value, gradient, hooks and `requires_grad`; values wait in host memory."""
+    if is_lazy(tensor):
+        return lambda: None  # it has no value yet
+    data = tensor.data  # moving a module to a device exchanges this
+    undo_value = _capture_value(data)
+    requires_grad, is_leaf = tensor.requires_grad, tensor.is_leaf
+    undo_hooks = [_capture_hooks(tensor, name) for name in _HOOKS]
+    gradient = tensor.grad if is_leaf else None
+    undo_gradient = _capture_value(gradient) if gradient is not None else None
+
+    def restore() -> None:
+        if is_leaf:
+            if tensor.grad_fn is not None:  # a buffer that was added to with a gradient
+                tensor.detach_()
+            tensor.requires_grad_(requires_grad)
+            tensor.data = data
+            tensor.grad = gradient
+        undo_value()
+        for undo in (*undo_hooks, *filter(None, [undo_gradient])):
+            undo()
+
+    return restore
+
+
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+def _capture_hooks(tensor: Tensor, name: str) -> Undo:
+    hooks = getattr(tensor, name)
+    content = dict(hooks or {})
+
+    def restore() -> None:
+        now = getattr(tensor, name)
+        if now is not None:
+            _refill(now, content if now is hooks else {})  # autograd keeps the dict it was given
+        if now is not hooks:
+            setattr(tensor, name, hooks)
+
+    return restore
+
+
+def _capture_value(data: Tensor) -> Undo:
+    if data.layout is torch.strided and _overlaps(data):
+        return lambda: None  # PyTorch refuses to write to it
+    value = data.detach().to("cpu", copy=True)
+
+    def restore() -> None:
+        # What was made in inference mode may be written to in inference mode only.
+        with torch.no_grad(), torch.inference_mode(data.is_inference()):
+            data.copy_(value)
+
+    return restore
+
+
+def _overlaps(data: Tensor) -> bool:
+    """Whether elements share memory, as in a tensor that was expanded."""
+    return any(step == 0 and size > 1 for step, size in zip(data.stride(), data.shape, strict=True))
+
+
+def _capture_random_numbers() -> Undo:
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  # the global one
+    torch_state = torch.get_rng_state()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+
+    def restore() -> None:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002  # the global one
+        torch.set_rng_state(torch_state)
+        if cuda:
+            torch.cuda.set_rng_state_all(cuda)
+        else:  # the seed that `torch.manual_seed` left for when CUDA starts
+            torch.cuda.manual_seed_all(torch.initial_seed())
+
+    return restore
+
+
+def _capture_switches() -> Undo:
+    """Remember PyTorch's global switches; each is written only if it changed."""
+    switches = _switches()
+    before = [_readable(read) for read, _ in switches]
+
+    def restore() -> None:
+        for (read, write), value in [*zip(switches, before, strict=True)] * _ROUNDS:
+            now = _readable(read)
+            if value is not None and now is not None and now != value:
+                write(value)
+
+    return restore
+
+
+def _switches() -> list[tuple[Callable[[], Any], Callable[[Any], object]]]:
+    cuda = torch.backends.cuda
+    return [
+        (torch.get_default_dtype, torch.set_default_dtype),
+        (torch.get_default_device, _set_default_device),
+        (torch.get_num_threads, torch.set_num_threads),
+        (torch.is_grad_enabled, torch.set_grad_enabled),
+        (torch.is_anomaly_enabled, torch.set_anomaly_enabled),
+        (torch.get_deterministic_debug_mode, _set_deterministic),
+        (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+        (cuda.flash_sdp_enabled, cuda.enable_flash_sdp),
+        (cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp),
+        (cuda.math_sdp_enabled, cuda.enable_math_sdp),
+        (cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp),
+        *((partial(attrgetter(name), torch.backends), _setter(name)) for name in _BACKEND_FLAGS),
+    ]
+
+
+def _set_default_device(device: torch.device) -> None:
+    torch.set_default_device(None if device.type == "cpu" else device)
+
+
+def _set_deterministic(mode: int) -> None:
+    """Set what `get_deterministic_debug_mode` returned: 0 off, 1 warns, 2 raises."""
+    torch.use_deterministic_algorithms(mode > 0, warn_only=mode == 1)
+
+
+def _setter(name: str) -> Callable[[Any], None]:
+    holder, _, flag = f"backends.{name}".rpartition(".")
+    return partial(setattr, attrgetter(holder)(torch), flag)
+
+
+def _readable(read: Callable[[], Any]) -> Any:
+    """Return a switch; None where this PyTorch lacks it, or another contradicts it."""
+    try:
+        return read()
+    except (AttributeError, RuntimeError):
+        return None
+
+
+def _capture_environment() -> Undo:
+    before = dict(os.environ)
+
+    def restore() -> None:
+        for name in set(os.environ) - set(before):
+            del os.environ[name]
+        os.environ.update(before)
+
+    return restore

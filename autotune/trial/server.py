@@ -1,56 +1,102 @@
-"""A process that has imported everything and forks a child for each launch.
+"""A process that has imported everything and starts a child for each launch.
 
 Run as `python -m autotune.trial.server`: JSON lines come in on stdin and go out on the first
 stdout. It never runs an operation of torch, since a process that has used intra-op threads
 hangs its forked children, and never touches a device. `multiprocessing`'s forkserver would
 import `__main__` again, start daemons and fix the start method of loader workers (DESIGN 4).
+
+It alone ends the processes of a launch: it adopts whatever a launch leaves behind, and ends all
+of it before the next one, or when whoever gives the orders is gone.
 """
 
+import atexit
 import contextlib
 import ctypes
+import faulthandler
 import gc
 import importlib
+import io
 import json
 import os
 import select
+import shutil
 import signal
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-POLL_SECONDS = 0.01
-"""How often a running child is looked at; a launch takes 30 times as long at least."""
+import psutil
+
+POLL_SECONDS = 0.005
+"""How often a running child is looked at; a launch takes ten times as long at least."""
+
+IDLE_SECONDS = 0.5
+"""How often an idle server looks whether whoever gives the orders is still there."""
+
+SWEEPS = 20
+"""Rounds of ending what a launch left behind: what is ended may have started more meanwhile."""
+
+SWEEP_SECONDS = 0.5
+"""How long a round waits for processes to be gone; the kernel takes milliseconds."""
 
 PR_SET_PDEATHSIG = 1
 """Linux: the signal that a process gets when its parent ends (prctl(2))."""
 
+PR_SET_CHILD_SUBREAPER = 36
+"""Linux: a process adopts its descendants when their parent ends (prctl(2))."""
+
 
 def main() -> None:
-    """Import what is asked for, then fork a child for each line that comes in."""
-    channel = _claim_stdout()
-    hello = json.loads(sys.stdin.readline() or "{}")
+    """Import what is asked for, then start a child for each order that comes in."""
+    leaving = _Leaving()
+    order = json.loads(sys.argv[1]) if len(sys.argv) > 1 else _serve_all()
+    if order is not None:
+        _become_launch(order)
+    leaving.is_complete = True
+
+
+class _Leaving:
+    """Ends the process after all other exit functions, without taking the interpreter apart.
+
+    Freeing what torch and its friends have imported takes a forked child 0.3 s, ten times as
+    long as a small launch, because each freed page is copied first.
+    """
+
+    def __init__(self) -> None:
+        self.is_complete = False
+        atexit.register(self)  # the first to be registered is the last to be called
+
+    def __call__(self) -> None:
+        if self.is_complete:
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(ValueError, OSError, AttributeError):
+                    stream.flush()  # unless user code closed it
+            os._exit(0)
+
+
+def _serve_all() -> dict[str, Any] | None:
+    """Serve until nobody gives orders; return the order in a child that was forked for it."""
+    channel, parent = _claim_stdout(), os.getppid()
+    hello = json.loads(_read_line())
     sys.path[:] = hello["path"]
     failed = preload(hello["preload"])
     gc.collect()
     gc.freeze()  # what is imported stays: no collection in a launch walks it, or copies its pages
+    _set_process(PR_SET_CHILD_SUBREAPER, 1)
     _say(channel, {"event": "ready", "can_fork": can_fork(), "failed": failed})
-    while line := sys.stdin.readline():
-        order = json.loads(line)
-        if not order["forks"]:
-            _become_launch(order)
-            return
-        child = os.fork()
+    while (order := _next_order(parent)) is not None:
+        launch = order | {"server": os.getpid(), "path": sys.path}
+        child = os.fork() if hello["forks"] else _start_fresh(launch)
         if child == 0:
             channel.close()
-            _become_launch(order)
-            return
-        _say(channel, {"event": "started", "pid": child})
-        status = _await(child)
-        if status is None:
-            return
+            return launch
+        status = _await(child, parent)
+        _end_rest(child)
         _say(channel, {"event": "ended", "exit_code": os.waitstatus_to_exitcode(status)})
+    if os.getppid() != parent:
+        shutil.rmtree(hello["folder"], ignore_errors=True)
+    return None
 
 
 def _claim_stdout() -> TextIO:
@@ -62,8 +108,9 @@ def _claim_stdout() -> TextIO:
 
 
 def _say(channel: TextIO, event: Mapping[str, Any]) -> None:
-    channel.write(json.dumps(event) + "\n")
-    channel.flush()
+    with contextlib.suppress(BrokenPipeError):  # nobody listens any more: the end is near
+        channel.write(json.dumps(event) + "\n")
+        channel.flush()
 
 
 def preload(modules: Mapping[str, Sequence[str]]) -> dict[str, str]:
@@ -90,45 +137,112 @@ def can_fork() -> bool:
     return hasattr(os, "fork") and not (torch is not None and torch.cuda.is_initialized())
 
 
-def _await(child: int) -> int | None:
-    """Return the child's wait status; None, the child ended, if whoever ordered it is gone."""
+def _next_order(parent: int) -> dict[str, Any] | None:
+    """Return the next order; None if whoever gives them has closed the pipe, or is gone."""
+    while os.getppid() == parent:
+        if not _has_line(IDLE_SECONDS):
+            continue
+        line = _read_line()
+        if not line:
+            return None
+        order: dict[str, Any] = json.loads(line)
+        if "order" in order:  # else the wish to end a launch that has just ended by itself
+            return order
+    return None
+
+
+def _has_line(seconds: float) -> bool:
+    """Whether stdin can be read, which it also can at its end."""
+    return bool(select.select([0], [], [], seconds)[0])
+
+
+def _read_line() -> bytes:
+    """Return a line of stdin, empty at its end; what is read ahead, `select` would not see."""
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        byte = os.read(0, 1)
+        if not byte:
+            return b""
+        line += byte
+    return bytes(line)
+
+
+def _await(child: int, parent: int) -> int:
+    """Return the child's wait status; it is ended on any word from its orderer, or if none is."""
     while True:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
             return status
-        readable, _, _ = select.select([sys.stdin], [], [], POLL_SECONDS)
-        if readable:  # nothing is ordered while a launch runs: this is the end of the pipe
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            return None
+        if _has_line(POLL_SECONDS) or os.getppid() != parent:
+            os.kill(child, signal.SIGKILL)  # not waited for yet, so that the number is still its
+            _, status = os.waitpid(child, 0)
+            return status
 
 
-def _become_launch(order: Mapping[str, str]) -> None:
-    """Be the launch: own process group, own log, ended with the server, answer written whole."""
-    with contextlib.suppress(PermissionError):  # a fresh interpreter leads its group already
-        os.setsid()
-    _die_with_parent()
-    log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    for descriptor in (1, 2):
-        os.dup2(log, descriptor)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
+def _end_rest(launch: int) -> None:
+    """End whatever a launch left: its group, what left its session, and what lost its parent."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(launch, signal.SIGKILL)
+    for _ in range(SWEEPS):
+        if not _has_children():
+            return
+        left = psutil.Process().children(recursive=True)
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(left, timeout=SWEEP_SECONDS)
+
+
+def _has_children() -> bool:
+    """Whether a process is left that this one waits for; those that have ended are let go."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _start_fresh(order: Mapping[str, Any]) -> int:
+    """Start a launch in an interpreter of its own; return its process number."""
+    command = [sys.executable, "-P", "-m", "autotune.trial.server", json.dumps(order)]
+    return os.posix_spawn(sys.executable, command, os.environ)
+
+
+def _become_launch(order: Mapping[str, Any]) -> None:
+    """Be the launch: own session, own log, ended with the server, answer written whole."""
+    os.setsid()
+    _die_with(order["server"])
+    sys.path[:] = order["path"]
+    _redirect(Path(order["log"]))
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    faulthandler.enable()  # a crash says where it happened
     from autotune.trial.child import answer_order  # noqa: PLC0415  # torch, where it is needed
 
     answer_order(Path(order["order"]), Path(order["answer"]))
-    sys.stdout.flush()
-    sys.stderr.flush()
 
 
-def _die_with_parent() -> None:
-    parent = os.getppid()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before this was asked for
-        time.sleep(0)
+def _redirect(log: Path) -> None:
+    """Send what is printed to a log, line by line; there is nothing to read on stdin."""
+    written = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for descriptor in (1, 2):
+        os.dup2(written, descriptor)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
+
+
+def _die_with(server: int) -> None:
+    """Have the kernel end this process when its parent, the server, ends."""
+    _set_process(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != server:  # it ended before this was asked for
         signal.raise_signal(signal.SIGKILL)
+
+
+def _set_process(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,214 @@
+"""Checkpointing: the same gradients, masks and buffers as without, from less memory."""
+
+import copy
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from autotune.device.cpu import CpuDevice
+from autotune.step.checkpointing import checkpointed, find_blocks
+
+WIDTH = 16
+TOKENS = torch.arange(24).reshape(2, 12) % 7
+
+
+class Residual(nn.Module):
+    """A block with BatchNorm, dropout and a residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.norm = nn.BatchNorm1d(WIDTH)
+        self.dropout = nn.Dropout(0.3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return inputs and their change."""
+        return inputs + self.dropout(torch.relu(self.norm(self.linear(inputs))))
+
+
+def stack(blocks: int = 3, *, is_shared: bool = False, is_frozen: bool = False) -> nn.Module:
+    """A model that repeats a block, the same one if shared, above an embedding."""
+    torch.manual_seed(0)
+    first = Residual()
+    repeated = [first if is_shared else Residual() for _ in range(blocks)]
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Sequential(*repeated), nn.Linear(WIDTH, 1))
+    model[0].requires_grad_(not is_frozen)
+    return model
+
+
+def dense_loss(model: nn.Module) -> Tensor:
+    """The loss of a fixed batch."""
+    inputs = torch.linspace(-1, 1, 8 * WIDTH).reshape(8, WIDTH)
+    output: Tensor = model(inputs)
+    return output.square().mean()
+
+
+def token_loss(model: nn.Module) -> Tensor:
+    """The loss of fixed tokens, as Hugging Face's models compute it."""
+    loss: Tensor = model(input_ids=TOKENS, labels=TOKENS).loss
+    return loss
+
+
+def bert() -> nn.Module:
+    """A tiny BERT with dropout."""
+    return BertForMaskedLM(
+        BertConfig(
+            vocab_size=11,
+            hidden_size=WIDTH,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=32,
+        )
+    )
+
+
+def gpt2() -> nn.Module:
+    """A tiny GPT-2, which keeps keys and values in a cache."""
+    return GPT2LMHeadModel(
+        GPT2Config(vocab_size=11, n_embd=WIDTH, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
+    )
+
+
+def t5() -> nn.Module:
+    """A tiny T5: two stacks, each with settings of its own."""
+    return T5ForConditionalGeneration(
+        T5Config(
+            vocab_size=11,
+            d_model=WIDTH,
+            d_kv=8,
+            d_ff=32,
+            num_layers=2,
+            num_heads=2,
+            decoder_start_token_id=0,
+            pad_token_id=0,
+        )
+    )
+
+
+def run(model: nn.Module, loss_of: Callable[[nn.Module], Tensor], *, is_on: bool) -> dict[str, Any]:
+    """Two backward passes; return losses, gradients and buffers."""
+    model = copy.deepcopy(model).train()
+    for settings in (getattr(module, "config", None) for module in model.modules()):
+        if hasattr(settings, "use_cache"):
+            settings.use_cache = is_on  # without a cache both lay their tensors out alike
+    torch.manual_seed(3)
+    with checkpointed(model, find_blocks(model)) if is_on else nullcontext():
+        losses = [loss_of(model) for _ in range(2)]
+        for loss in losses:
+            loss.backward()
+    found = {f"loss {number}": loss.detach() for number, loss in enumerate(losses)}
+    found |= {name: item.grad for name, item in model.named_parameters() if item.grad is not None}
+    return found | dict(model.named_buffers())
+
+
+MODELS: list[tuple[Callable[[], nn.Module], Callable[[nn.Module], Tensor]]] = [
+    (stack, dense_loss),
+    (lambda: stack(is_shared=True), dense_loss),
+    (lambda: stack(is_frozen=True), dense_loss),
+    (bert, token_loss),
+    (gpt2, token_loss),
+    (t5, token_loss),
+]
+NAMES = ["batch-norm", "shared-block", "frozen-below", "bert", "gpt2-cache", "t5"]
+
+
+@pytest.mark.parametrize(("make", "loss_of"), MODELS, ids=NAMES)
+def test_nothing_but_memory_changes(
+    make: Callable[[], nn.Module], loss_of: Callable[[nn.Module], Tensor]
+) -> None:
+    """Losses, gradients and running statistics are equal to the bit, dropout on."""
+    model = make()
+    without, with_it = run(model, loss_of, is_on=False), run(model, loss_of, is_on=True)
+
+    assert find_blocks(model)
+    assert without.keys() == with_it.keys()
+    assert all(torch.equal(without[name], with_it[name]) for name in without)
+
+
+def test_running_statistics_move_once() -> None:
+    """A recomputation leaves BatchNorm's statistics and its count of batches alone."""
+    model = stack().train()
+    with checkpointed(model, find_blocks(model)):
+        dense_loss(model).backward()
+
+    counts = {int(value) for name, value in model.named_buffers() if name.endswith("tracked")}
+    assert counts == {1}
+
+
+def test_the_peak_is_lower() -> None:
+    """Activations of the blocks are not kept."""
+    peaks = []
+    for blocks in ([], find_blocks(stack(8))):
+        model = stack(8).train()
+        inputs = torch.randn(512, WIDTH)
+        with checkpointed(model, blocks), CpuDevice().watch([], limit_bytes=None) as meter:
+            model(inputs).sum().backward()
+        peaks.append(meter.peak.allocated_bytes)
+
+    assert peaks[1] < 0.5 * peaks[0]
+
+
+def test_everything_is_put_back() -> None:
+    """Keys of the state stay as they are, and afterwards the forward is the class's own."""
+    model = gpt2()
+    keys = list(model.state_dict())
+    with checkpointed(model, find_blocks(model)):
+        inside = list(model.state_dict())
+    with pytest.raises(KeyError), checkpointed(model, find_blocks(model)):
+        raise KeyError
+
+    assert inside == keys
+    assert not any("forward" in vars(module) for module in model.modules())
+    assert model.config.use_cache is True
+
+
+def test_hooks_on_a_block_fire_once() -> None:
+    """A user's hook sees a block's forward once, however often it is computed."""
+    model = stack().train()
+    calls: list[nn.Module] = []
+    model[1][0].register_forward_hook(lambda module, *_: calls.append(module))
+    with checkpointed(model, find_blocks(model)):
+        dense_loss(model).backward()
+
+    assert calls == [model[1][0]]
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+def test_nothing_is_recomputed_without_gradients(*, is_training: bool) -> None:
+    """Evaluation, and a forward without gradients, run as they would."""
+    model = stack().train(mode=is_training)
+    expected = copy.deepcopy(model)
+    with checkpointed(model, find_blocks(model)), torch.no_grad():
+        torch.manual_seed(1)
+        found = dense_loss(model)
+    torch.manual_seed(1)
+
+    assert torch.equal(found, dense_loss(expected))
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (stack(2), ["1.0", "1.1"]),
+        (nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)), []),
+        (nn.Linear(2, 2), []),
+        (nn.ModuleDict({"a": Residual(), "b": Residual()}), ["a", "b"]),
+        (nn.Sequential(stack(2), stack(2)), ["0.1.0", "0.1.1", "1.1.0", "1.1.1"]),
+    ],
+    ids=["repeated", "leaves", "one", "dict", "nested"],
+)
+def test_blocks_are_what_a_model_repeats(model: nn.Module, expected: list[str]) -> None:
+    """Blocks have parts of their own, stand in a list or sequence, and are of one class."""
+    assert find_blocks(model) == expected
