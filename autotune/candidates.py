@@ -27,7 +27,6 @@ GlobalBatch = int | Literal["free"] | None
 """Samples per optimizer step: a hard constraint, free, or as the baseline has it."""
 
 _NEEDS_CUDA = "it needs a CUDA device"
-_ONLY_DIVISORS = "batch sizes must divide the global batch"
 
 
 def resolve_baseline(
@@ -67,12 +66,7 @@ def resolve_baseline(
     config = Config.from_dict(values | {"batch_size": size, "accumulation_steps": steps})
     _refuse_foreign_precision(config, device)
     effective = config.samples_per_optimizer_step * world_size
-    if kept is not None and effective != kept:
-        raise OptionInvalid(
-            f"the global batch must be batch size × accumulation steps × ranks, but {kept} is not "
-            f"{size} × {steps} × {world_size}",
-            hint="leave one of them out, and it follows from the others",
-        )
+    _refuse_contradiction(config, kept, world_size)
     is_stated = "batch_size" in wanted or workload.stated_batch_size is not None
     keeps_own = global_batch is None and is_stated
     return config, effective if keeps_own else kept
@@ -92,13 +86,8 @@ def _split(
     values: Mapping[str, Any], workload: WorkloadFacts, kept: int | None, world_size: int
 ) -> tuple[int, int]:
     """Return batch size and accumulation steps of the baseline."""
-    given = values.get("batch_size")
-    size = given or workload.stated_batch_size or DEFAULT_BATCH_SIZE
-    if workload.dataset_length is not None:
-        size = min(size, workload.dataset_length)
-    if given is None and workload.stated_batch_size is None:
-        size = largest_power_of_two(size)
-    steps = values.get("accumulation_steps")
+    given, steps = values.get("batch_size"), values.get("accumulation_steps")
+    size = _first_size(given, workload)
     if kept is None:
         return size, steps or 1
     if kept % world_size:
@@ -107,11 +96,32 @@ def _split(
             f"{world_size}"
         )
     local = kept // world_size
-    if given is None and steps is not None:
-        return max(local // steps, 1), steps
     if given is None:
-        size = max(d for d in range(1, min(size, local) + 1) if local % d == 0)
+        size = _divisor(local, size) if steps is None else max(local // steps, 1)
     return size, steps or max(local // size, 1)
+
+
+def _first_size(given: int | None, workload: WorkloadFacts) -> int:
+    """Return the batch size that was given, else stated, else the default; within the data set."""
+    size = given or workload.stated_batch_size or DEFAULT_BATCH_SIZE
+    size = min(size, workload.dataset_length or size)
+    is_default = given is None and workload.stated_batch_size is None
+    return largest_power_of_two(size) if is_default else size
+
+
+def _divisor(whole: int, most: int) -> int:
+    """Return the largest divisor of `whole` that is not above `most`."""
+    return max(size for size in range(1, min(most, whole) + 1) if whole % size == 0)
+
+
+def _refuse_contradiction(config: Config, kept: int | None, world_size: int) -> None:
+    size, steps = config.batch_size, config.accumulation_steps
+    if kept is not None and size * steps * world_size != kept:
+        raise OptionInvalid(
+            f"the global batch must be batch size × accumulation steps × ranks, but {kept} is not "
+            f"{size} × {steps} × {world_size}",
+            hint="leave one of them out, and it follows from the others",
+        )
 
 
 def _refuse_foreign_precision(config: Config, device: DeviceFacts) -> None:
@@ -148,11 +158,9 @@ def build_space(
     Raises:
         OptionInvalid: If a knob is unknown, a value is impossible, or no split is left.
     """
-    asked = _asked(space or {})
     knobs = _Knobs(workload, device, baseline=baseline, global_batch=global_batch)
-    possible, left_out = knobs.possible(world_size)
-    values = dict(possible)
-    for name, wanted in asked.items():
+    values, left_out = knobs.possible(world_size)
+    for name, wanted in _asked(space or {}).items():
         _refuse_impossible(name, wanted, knobs)
         values[name] = _ascending(wanted)
         if len(wanted) == 1:
@@ -321,11 +329,10 @@ def _refuse_broken(name: str, value: Value, knobs: _Knobs) -> None:
 def _with_a_split(space: SearchSpace) -> SearchSpace:
     if space.splits():
         return space
-    sizes = ", ".join(str(size) for size in space.choices("batch_size"))
+    sizes, target = space.choices("batch_size"), space.global_batch or space.effective_batch
     raise OptionInvalid(
-        f"no batch size of {sizes} can be accumulated to the global batch of "
-        f"{space.global_batch or space.effective_batch}",
-        hint=_ONLY_DIVISORS + "; give other sizes, or another global_batch",
+        f"no batch size of {', '.join(map(str, sizes))} can be accumulated to {target} samples",
+        hint="batch sizes must divide it; give other sizes, or another global_batch",
     )
 
 

@@ -206,10 +206,17 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a launch gave: how it ended, and its numbers where it got so far."""
+    """What a launch gave: how it ended, and its numbers where it got so far.
+
+    Args:
+        outcome: How it ended.
+        launch: Its numbers.
+        reused_seconds: What it took when it was run, where it is recalled from an earlier run.
+    """
 
     outcome: Outcome
     launch: Launch | None = None
+    reused_seconds: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON takes it."""

@@ -262,13 +262,15 @@ def batch_sizes(*, global_batch: int | None, effective_batch: int, most: int | N
     target = global_batch or effective_batch
     sizes = {size for size in range(1, target + 1) if target % size == 0}
     if global_batch is None:
-        ceiling = most if most is not None else LARGEST_FREE_BATCH
-        power = 1
-        while power <= ceiling:
-            sizes |= {power, power + power // 2} - set(range(target))
-            power *= 2
-        sizes.add(ceiling) if most is not None else None
+        sizes |= _grown(target, LARGEST_FREE_BATCH if most is None else most)
+        sizes |= set() if most is None else {most}
     return sorted(size for size in sizes if most is None or size <= most)
+
+
+def _grown(least: int, most: int) -> set[int]:
+    """Return powers of two up to `most` and the middles between them, none below `least`."""
+    powers = {1 << n for n in range(most.bit_length())}
+    return {size for power in powers for size in (power, power + power // 2) if size >= least}
 
 
 LARGEST_FREE_BATCH = 2**16

@@ -30,7 +30,9 @@ from autotune.outcome import (
 from autotune.space import Config
 
 WARM_UP_CYCLES = 2
-"""Optimizer steps that a simulated launch takes before it measures."""
+"""Optimizer steps that a simulated launch takes before it measures time."""
+
+_TIMED: tuple[Purpose, ...] = ("compute", "loader", "train")
 
 Failure = Callable[[Config, Purpose], Outcome | None]
 """Returns how a launch fails, or None where it does not; a `TimedOut` hangs until its limit."""
@@ -117,7 +119,8 @@ class Simulated:
         cycle = self._cycle_seconds(request)
         outcome = self._failure(request)
         if outcome is None:
-            wall = self.landscape.start_seconds + (request.cycles + WARM_UP_CYCLES) * cycle
+            warm_up = WARM_UP_CYCLES if request.purpose in _TIMED else 0
+            wall = self.landscape.start_seconds + (request.cycles + warm_up) * cycle
             if wall <= request.time_limit_seconds:
                 self.clock.advance(wall)
                 return self._measured(request, cycle)
@@ -153,7 +156,7 @@ class Simulated:
 
     def _measured(self, request: Request, cycle: float) -> Report:
         samples = request.config.samples_per_optimizer_step
-        is_timed = request.purpose in {"compute", "loader", "train"}
+        is_timed = request.purpose in _TIMED
         measurement = Measurement(
             samples_per_second=samples / max(cycle, 1e-9) if is_timed else None,
             step_seconds=cycle / request.config.accumulation_steps if is_timed else None,
@@ -188,17 +191,15 @@ class Replayed:
         self._reports: defaultdict[tuple[str, Config], list[Report]] = defaultdict(list)
         self._played: defaultdict[tuple[str, Config], int] = defaultdict(int)
         for trial in trials:
-            purpose = "verify" if trial.phase == "verify" else trial.study
-            self._reports[purpose, trial.config].extend(_reports_of(trial))
+            self._reports[trial.study, trial.config].extend(_reports_of(trial))
 
     def __call__(self, request: Request) -> Report:
-        """Return the next recorded launch of a config for a purpose.
+        """Return the next recorded launch of a config in the study of a purpose.
 
         Raises:
             NotRecorded: If there is none.
         """
-        purpose = "verify" if request.purpose == "verify" else STUDY_OF_PURPOSE[request.purpose]
-        key = (purpose, request.config)
+        key = (STUDY_OF_PURPOSE[request.purpose], request.config)
         if not self._reports[key]:
             raise NotRecorded(
                 f"no {request.purpose} launch of {request.config.describe()!r} is recorded",

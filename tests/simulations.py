@@ -128,7 +128,7 @@ class Setting:
 class Simulation:
     """A search of a setting, with all that it leaves."""
 
-    def __init__(self, **setting: Any) -> None:
+    def __init__(self, *, has_studies: bool = True, **setting: Any) -> None:
         defaults = {"landscape": landscape(), "workload": workload(), "device": device()}
         self.setting = Setting(**{**defaults, **setting})
         self.task = self.setting.task()
@@ -153,7 +153,7 @@ class Simulation:
             budget=self.budget,
             record=self.trials.append,
             watch=self.events.append,
-            studies=self.studies,
+            studies=self.studies if has_studies else None,
         )
 
     def run(self) -> Decision:

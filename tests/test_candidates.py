@@ -1,5 +1,8 @@
 """What is tried: the baseline that is resolved, and the values of each knob."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,11 +10,200 @@ from simulations import cuda, device, workload
 
 from autotune.candidates import build_space, resolve_baseline
 from autotune.errors import OptionInvalid
+from autotune.facts import DeviceFacts, WorkloadFacts
 from autotune.space import Config, SearchSpace
 
 
-def space_of(facts=None, on=None, *, global_batch=None, narrowed=None, given=None) -> SearchSpace:
+def space_of(
+    facts: WorkloadFacts | None = None,
+    on: DeviceFacts | None = None,
+    *,
+    global_batch: Any = None,
+    narrowed: Mapping[str, Any] | None = None,
+    own: Mapping[str, Any] | None = None,
+) -> SearchSpace:
     """Return the space of facts, resolved as a run would."""
     facts, on = facts or workload(), on or device()
-    baseline, kept = resolve_baseline(facts, on, given=given, global_batch=global_batch)
+    baseline, kept = resolve_baseline(facts, on, given=own, global_batch=global_batch)
     return build_space(facts, on, baseline=baseline, global_batch=kept, space=narrowed)
+
+
+@pytest.mark.parametrize(
+    ("own", "stated", "length", "global_batch", "expected"),
+    [
+        ({"batch_size": 24}, 16, 1000, None, (24, 1, 24)),
+        (None, 16, 1000, None, (16, 1, 16)),
+        (None, None, 1000, None, (32, 1, None)),
+        (None, None, 20, None, (16, 1, None)),
+        (None, None, None, "free", (32, 1, None)),
+        (None, 16, 1000, "free", (16, 1, None)),
+        (None, 32, 1000, 48, (24, 2, 48)),
+        (None, None, 1000, 100, (25, 4, 100)),
+        ({"accumulation_steps": 4}, None, 1000, 64, (16, 4, 64)),
+        (None, 64, 20, None, (20, 1, 20)),
+    ],
+)
+def test_the_batch_size_is_the_first_that_exists(
+    own: dict[str, int] | None,
+    stated: int | None,
+    length: int | None,
+    global_batch: Any,
+    expected: tuple[int, int, int | None],
+) -> None:
+    """Given, stated, then a power of two up to 32; a global batch takes a divisor of it."""
+    facts = workload(stated_batch_size=stated, dataset_length=length)
+
+    config, kept = resolve_baseline(facts, device(), given=own, global_batch=global_batch)
+
+    assert (config.batch_size, config.accumulation_steps, kept) == expected
+
+
+def test_what_is_left_open_is_the_default_of_pytorch() -> None:
+    """Eager fp32, no workers; two batches ahead where workers were asked for."""
+    bare, _ = resolve_baseline(workload(), device(), given=None, global_batch=None)
+    fed, _ = resolve_baseline(workload(), device(), given={"num_workers": "2"}, global_batch=None)
+
+    assert bare == Config(batch_size=32)
+    assert fed == Config(batch_size=32, num_workers=2, prefetch_factor=2)
+
+
+@pytest.mark.parametrize(
+    ("own", "global_batch"),
+    [
+        ({"batch_size": 24}, 64),
+        ({"batch_size": 16, "accumulation_steps": 2}, 64),
+        ({"batch_size": 64}, 32),
+        ({"amp": "fp16"}, None),
+        ({"batch": 16}, None),
+        (None, "huge"),
+        (None, 0),
+    ],
+)
+def test_contradictions_are_refused(own: dict[str, Any] | None, global_batch: Any) -> None:
+    """A baseline that contradicts the global batch, the device or the knobs is an error."""
+    with pytest.raises(OptionInvalid):
+        resolve_baseline(workload(), device(), given=own, global_batch=global_batch)
+
+
+def test_ranks_share_the_global_batch() -> None:
+    """Batch size × accumulation × ranks is the global batch."""
+    config, kept = resolve_baseline(workload(), device(), given=None, global_batch=96, world_size=2)
+
+    assert (config.batch_size, config.accumulation_steps, kept) == (24, 2, 96)
+    with pytest.raises(OptionInvalid, match="multiple of the number of ranks"):
+        resolve_baseline(workload(), device(), given=None, global_batch=97, world_size=2)
+
+
+def test_a_cpu_is_tuned_in_batch_precision_workers_and_threads() -> None:
+    """Of two cores: workers up to both, threads of one and, as the default, two."""
+    space = space_of()
+
+    assert space.splits() == ((1, 32), (2, 16), (4, 8), (8, 4), (16, 2), (32, 1))
+    assert space.choices("amp") == ("off", "bf16")
+    assert space.choices("num_workers") == (0, 1, 2)
+    assert space.choices("threads") == (None, 1)
+    assert {"pin_memory", "cudnn_benchmark"} <= space.left_out.keys()
+
+
+def test_a_gpu_is_tuned_in_pinning_and_in_cudnn_where_there_are_convolutions() -> None:
+    """Threads are left out; cuDNN is searched only for fixed shapes and convolutions."""
+    fixed = space_of(workload(has_convolutions=True), cuda())
+    varying = space_of(workload(has_convolutions=True, varies_in_shape=True), cuda())
+
+    assert fixed.choices("pin_memory") == fixed.choices("cudnn_benchmark") == (False, True)
+    assert fixed.choices("amp") == ("off", "bf16", "fp16")
+    assert fixed.choices("threads") == (None,)
+    assert varying.choices("cudnn_benchmark") == (False,)
+    assert "vary in shape" in varying.left_out["cudnn_benchmark"]
+
+
+def test_a_setting_that_the_loader_does_not_accept_is_left_out() -> None:
+    """Each has its reason, and the batch size too is then the baseline's."""
+    space = space_of(workload(loader_settings=()), cuda())
+
+    assert space.choices("num_workers") == (0,)
+    assert space.splits() == ((32, 1),)
+    for knob in ("batch_size", "num_workers", "prefetch_factor", "pin_memory"):
+        assert space.left_out[knob]
+
+
+def test_every_knob_of_one_value_has_its_reason() -> None:
+    """A knob is in the search or has a line in the report."""
+    space = space_of(workload(loader_settings=("batch_size",)), device(native_precisions=("off",)))
+
+    single = {knob for knob, values in space.values.items() if len(values) == 1}
+
+    assert single == set(space.left_out)
+
+
+def test_batchnorm_never_meets_a_batch_of_one() -> None:
+    """No batch of one, and no size that leaves one at the end of an epoch."""
+    facts = workload(has_batch_norm=True, drops_last=False, dataset_length=33)
+
+    sizes = space_of(facts).choices("batch_size")
+
+    assert sizes == (32,)  # 33 % 2, 4, 8, 16 and 32 are 1; 32 is the user's own
+    assert 16 in space_of(workload(has_batch_norm=True)).choices("batch_size")
+
+
+@pytest.mark.parametrize(
+    ("narrowed", "knob", "expected"),
+    [
+        ({"amp": "bf16"}, "amp", ("bf16",)),
+        ({"batch_size": ["16", 8]}, "batch_size", (8, 16)),
+        ({"persistent_workers": ["off"]}, "persistent_workers", (False,)),
+        ({"num_workers": [2, 0]}, "num_workers", (0, 2)),
+        ({"threads": ["default"]}, "threads", (None,)),
+        ({"prefetch_factor": [16]}, "prefetch_factor", (16,)),
+    ],
+)
+def test_the_user_narrows_a_knob(
+    narrowed: dict[str, Any], knob: str, expected: tuple[Any, ...]
+) -> None:
+    """Values come as text, numbers or switches, and are tried in ascending order."""
+    space = space_of(narrowed=narrowed)
+
+    assert space.choices(knob) == expected
+    assert ("fixed by the user" in space.left_out.get(knob, "")) == (len(expected) == 1)
+
+
+@pytest.mark.parametrize(
+    "narrowed",
+    [
+        {"amp": ["fp16"]},
+        {"amp": ["half"]},
+        {"batch_size": [3000]},
+        {"batch_size": [24]},
+        {"num_workers": [3]},
+        {"num_workers": [-1]},
+        {"pin_memory": [True]},
+        {"pin_memory": ["perhaps"]},
+        {"threads": [8]},
+        {"accumulation_steps": [3]},
+        {"workers": [1]},
+        {"num_workers": []},
+    ],
+)
+def test_what_cannot_be_is_refused(narrowed: dict[str, Any]) -> None:
+    """A value that is impossible here is an error, with what is possible as its hint."""
+    with pytest.raises(OptionInvalid):
+        space_of(narrowed=narrowed)
+
+
+@given(
+    global_batch=st.integers(1, 512) | st.just("free"),
+    length=st.none() | st.integers(1, 5000),
+    has_norm=st.booleans(),
+)
+def test_every_candidate_keeps_the_global_batch(
+    global_batch: Any, length: int | None, has_norm: bool
+) -> None:
+    """Whatever is kept, the splits keep it, none is beyond the data, and the baseline is one."""
+    facts = workload(stated_batch_size=None, dataset_length=length, has_batch_norm=has_norm)
+    baseline, kept = resolve_baseline(facts, device(), given=None, global_batch=global_batch)
+
+    space = build_space(facts, device(), baseline=baseline, global_batch=kept)
+
+    assert (baseline.batch_size, baseline.accumulation_steps) in space.splits()
+    assert kept is None or all(size * steps == kept for size, steps in space.splits())
+    assert length is None or all(size <= length for size, _ in space.splits())

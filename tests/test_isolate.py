@@ -299,7 +299,7 @@ def test_whoever_kills_the_parent_ends_all(tmp_path: Path) -> None:
         'print(\'{"event": "ended", "exit_code": 0}\', flush=True)',
         "os.write(1, bytes(range(256)))",
         "sys.stdout.close()",
-        "os.close(1); os.close(2)",
+        "os.closerange(1, 3)",
         "sys.stdout = sys.stderr = None",
     ],
 )
@@ -372,11 +372,10 @@ def test_a_limit_at_the_peak_is_kept_and_one_byte_less_is_not(give: Give) -> Non
 @pytest.mark.slow
 def test_without_fork_every_launch_is_a_fresh_interpreter(tmp_path: Path) -> None:
     """Slower, and otherwise the same: state, workers, hangs and what is left."""
-    top = f"torch.counter = getattr(torch, 'counter', 0) + 1; tell(torch.counter)\n{LEFTOVERS}"
-    source = Source(
-        script=write_script(tmp_path, top=top, forward="len(value) < 16 or time.sleep(600)")
-    )
-    slow = replace(TRAIN, config=Config(batch_size=16), time_limit_seconds=12.0)
+    top = "torch.counter = getattr(torch, 'counter', 0) + 1; tell([torch.counter])"
+    hang = "len(value) < 16 or time.sleep(600)"
+    source = Source(script=write_script(tmp_path, top=f"{top}{LEFTOVERS}", forward=hang))
+    slow = replace(TRAIN, config=Config(batch_size=16), time_limit_seconds=5.0)
 
     with Isolated(source, device="cpu", preload={}) as runner:
         runner._connection.can_fork = False
@@ -384,7 +383,7 @@ def test_without_fork_every_launch_is_a_fresh_interpreter(tmp_path: Path) -> Non
         left = children(runner)
 
     assert outcomes == ["measured", "timed_out", "measured"]
-    assert told(tmp_path)[::4] == [1, 1, 1]
+    assert all(value == [1] for value in told(tmp_path) if isinstance(value, list))
     assert left == []
 
 

@@ -92,8 +92,18 @@ def wait_until(is_so: Callable[[], bool], *, seconds: float = 20.0) -> None:
         time.sleep(0.01)
 
 
-def still_there(pids: list[int], *, seconds: float = 5.0) -> list[psutil.Process]:
-    """Return those processes that are not gone in time; one that nobody waits for is gone."""
-    found = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
-    _, alive = psutil.wait_procs(found, timeout=seconds)
-    return [each for each in alive if each.status() != psutil.STATUS_ZOMBIE]
+def still_there(pids: list[int], *, seconds: float = 5.0) -> list[int]:
+    """Return those processes that have not ended in time; a zombie has."""
+    end = time.monotonic() + seconds
+    alive = [pid for pid in pids if _is_alive(pid)]
+    while alive and time.monotonic() < end:
+        time.sleep(0.01)
+        alive = [pid for pid in alive if _is_alive(pid)]
+    return alive
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

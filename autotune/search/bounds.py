@@ -33,7 +33,7 @@ def t_bounds(alpha: float) -> dict[int, float]:
 
     >>> bounds = t_bounds(0.025)
     >>> [round(bounds[pairs], 2) for pairs in (4, 10)]
-    [4.54, 2.75]
+    [4.8, 2.95]
     """
     found = {}
     for pairs, level in _levels(alpha / LIBERALITY).items():

@@ -40,17 +40,24 @@ def pooled(measurements: Sequence[Measurement]) -> Measurement:
     """Return one measurement: geometric mean of the rates, largest of the peaks."""
     rates = [item.samples_per_second for item in measurements if item.samples_per_second]
     rate, interval = _rate(rates)
+
+    def most(figure: str) -> int | None:
+        return _most([getattr(item, figure) for item in measurements])
+
+    def mean(figure: str) -> float | None:
+        return _mean([getattr(item, figure) for item in measurements])
+
     return replace(
         measurements[-1],
         samples_per_second=rate,
         samples_per_second_interval=interval or measurements[-1].samples_per_second_interval,
-        step_seconds=_mean([item.step_seconds for item in measurements]),
-        optimizer_step_seconds=_mean([item.optimizer_step_seconds for item in measurements]),
-        data_wait_share=_mean([item.data_wait_share for item in measurements]),
-        peak_bytes=_most([item.peak_bytes for item in measurements]),
-        peak_allocated_bytes=_most([item.peak_allocated_bytes for item in measurements]),
-        peak_reserved_bytes=_most([item.peak_reserved_bytes for item in measurements]),
-        process_rss_bytes=_most([item.process_rss_bytes for item in measurements]),
+        step_seconds=mean("step_seconds"),
+        optimizer_step_seconds=mean("optimizer_step_seconds"),
+        data_wait_share=mean("data_wait_share"),
+        peak_bytes=most("peak_bytes"),
+        peak_allocated_bytes=most("peak_allocated_bytes"),
+        peak_reserved_bytes=most("peak_reserved_bytes"),
+        process_rss_bytes=most("process_rss_bytes"),
         launches=sum(item.launches for item in measurements),
     )
 

@@ -15,7 +15,7 @@ from scipy import stats
 
 from autotune.outcome import Estimate, Measured, Trial
 from autotune.search.bounds import FIRST_LOOK, LAST_LOOK, t_bounds
-from autotune.search.launcher import Ask, Entry, Launcher
+from autotune.search.launcher import Ask, Entry, Launcher, windows_ahead
 from autotune.search.plan import Plan
 from autotune.search.task import KEPT_THROUGHPUT
 from autotune.space import Config
@@ -146,7 +146,13 @@ def confirm(
     """
     pairing = _Pairing(launcher, plan, claim=claim)
     asks = [
-        Ask(config=config, purpose="train", phase="verdict", cycles=plan.cycles)
+        Ask(
+            config=config,
+            purpose="train",
+            phase="verdict",
+            cycles=plan.cycles,
+            skip_windows=windows_ahead((reference, pick)),
+        )
         for config in (reference, pick)
     ]
     with launcher.racing(asks) as entries:

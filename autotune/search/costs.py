@@ -80,14 +80,16 @@ class Costs:
         return points[nearest] * scale * config.accumulation_steps
 
     def _shrinking(self) -> float:
-        """Return the power between the two smallest sizes that were seen in one precision."""
+        """Return the least power that two sizes of one precision, the smallest or all, suggest."""
+        powers = [SHRINKING]
         for precision in dict.fromkeys(amp for amp, _ in self._computed):
             times = {size: t for (amp, size), t in self._computed.items() if amp == precision}
-            if len(times) > 1:
-                low, high = sorted(times)[:2]
-                power = math.log(times[high] / times[low]) / math.log(high / low)
-                return min(max(power, 0.0), 1.0)
-        return SHRINKING
+            low, *larger = sorted(times)
+            powers += [
+                math.log(times[high] / times[low]) / math.log(high / low)
+                for high in (*larger[:1], *larger[-1:])
+            ]
+        return max(min(powers), 0.0)
 
     def launch_seconds(self, config: Config, purpose: Purpose, *, cycles: int) -> float:
         """Return what a launch is expected to take."""

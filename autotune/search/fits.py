@@ -105,20 +105,31 @@ class Fits:
         Raises:
             BudgetSpent: If nothing more may be launched.
         """
-        state = self.state(config)
-        ask = Ask(
-            config=config,
-            purpose="memory",
-            phase=phase,
-            cycles=MEMORY_CYCLES,
-            predicted_peak_bytes=self.predict(config).peak_bytes,
-        )
+        state, ask = self.state(config), self._ask(config, phase)
         if state == "unknown":
             return isinstance(self._launcher.run(ask).outcome, Measured)
         if state != "fits" and config not in self._skipped:
             self._skipped.add(config)
             self._launcher.skip(ask, self._reason(config))
         return state == "fits"
+
+    def weigh(self, config: Config, *, phase: str = "A") -> None:
+        """Measure a config's own peak, where only a bound of it is known.
+
+        Raises:
+            BudgetSpent: If nothing more may be launched.
+        """
+        if self.may_run(config) and self.predict(config).kind != "measured":
+            self._launcher.run(self._ask(config, phase))
+
+    def _ask(self, config: Config, phase: str) -> Ask:
+        return Ask(
+            config=config,
+            purpose="memory",
+            phase=phase,
+            cycles=MEMORY_CYCLES,
+            predicted_peak_bytes=self.predict(config).peak_bytes,
+        )
 
     def _reason(self, config: Config) -> str:
         if self.state(config) == "doomed":

@@ -39,7 +39,7 @@ class Footing:
 
     Args:
         baseline: The baseline's own trial, out of memory or not.
-        reference: The timed trial of what is compared with.
+        reference: The timed trial of what is compared with; its verification where time ended.
         verified: The verification of the same config.
     """
 
@@ -78,15 +78,17 @@ def _settle(launcher: Launcher, config: Config) -> tuple[Trial, Trial | None, Tr
     memory = _own(launcher, config, purpose="memory", cycles=MEMORY_CYCLES)
     if not isinstance(memory.outcome, Measured):
         return memory, None, None
-    is_long = memory.wall_seconds > LONG_SHARE * launcher.budget.time_seconds
-    cycles = FEWEST_CYCLES if is_long else FIRST_CYCLES
-    timed = _own(launcher, config, purpose="train", cycles=cycles)
-    if not isinstance(timed.outcome, Measured):
-        return timed, None, None
     verified = _own(launcher, config, purpose="verify", cycles=VERIFY_CYCLES)
     if not isinstance(verified.outcome, Measured):
-        return verified, timed, None
-    return timed, timed, verified
+        return verified, None, None
+    is_long = memory.wall_seconds > LONG_SHARE * launcher.budget.time_seconds
+    cycles = FEWEST_CYCLES if is_long else FIRST_CYCLES
+    try:
+        timed = _own(launcher, config, purpose="train", cycles=cycles)
+    except BudgetSpent:  # verified, but never timed: still an answer
+        return verified, verified, verified
+    is_timed = isinstance(timed.outcome, Measured)
+    return timed, timed if is_timed else None, verified
 
 
 def _own(launcher: Launcher, config: Config, *, purpose: Purpose, cycles: int) -> Trial:

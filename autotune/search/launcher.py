@@ -67,6 +67,9 @@ class Ask:
         against: What a `check` compares with.
         is_limited: Whether the memory limit is enforced.
         is_needed: Whether the answer depends on this launch, so that it may take all that is left.
+        most_seconds: After this time its result would be of no use.
+        skip_windows: Windows that are loaded and not computed on, so that rivals with queues of
+            other lengths are timed on the same samples.
         predicted_peak_bytes: What the memory law said beforehand.
     """
 
@@ -78,6 +81,8 @@ class Ask:
     against: Config | None = None
     is_limited: bool = True
     is_needed: bool = False
+    most_seconds: float = math.inf
+    skip_windows: int = 0
     predicted_peak_bytes: int | None = None
 
 
@@ -220,6 +225,7 @@ class Launcher:
             limit_bytes=self.task.limit_bytes if ask.is_limited else None,
             time_limit_seconds=self._limit_seconds(ask),
             largest_samples=self.task.workload.largest_samples,
+            skip_windows=ask.skip_windows,
         )
 
     def _limit_seconds(self, ask: Ask) -> float:
@@ -234,7 +240,7 @@ class Launcher:
             return left
         expected = self.costs.launch_seconds(ask.config, ask.purpose, cycles=ask.cycles)
         most = max(left * EXPLORING_SHARE, min(left, expected * 2))
-        return min(limit, most)
+        return min(limit, most, ask.most_seconds)
 
     def _note(self, entry: Entry, report: Report, wall: float) -> None:
         ask = entry.ask
@@ -264,6 +270,21 @@ class Launcher:
                 launches=self.budget.launches,
             )
         )
+
+
+def windows_ahead(configs: Iterable[Config]) -> int:
+    """Return how many windows the longest of some loaders' queues holds at the start of timing.
+
+    With workers `workers + 1` batches are pulled before anything is timed (METHOD.md 0.4).
+    """
+    return max(
+        (
+            math.ceil((config.num_workers + 1) / config.accumulation_steps)
+            for config in configs
+            if config.num_workers
+        ),
+        default=0,
+    )
 
 
 def _is_faster(seen: Measurement, best: tuple[Config, Measurement] | None) -> bool:

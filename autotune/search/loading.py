@@ -93,11 +93,20 @@ def _next_count(
     """Return the number of workers to look at next; None where there is nothing to gain."""
     last = max(seconds)
     larger = [count for count in counts if count > last]
-    if not larger or (last and seconds[last] <= FAST_ENOUGH * compute_seconds):
+    if not larger or not _may_gain(seconds, compute_seconds=compute_seconds):
         return None
-    if last <= 1:
-        wanted = HEADROOM * seconds[1] / compute_seconds if 1 in seconds else 1
-        return next((count for count in larger if count >= wanted), larger[-1])
-    before = max(count for count in seconds if count < last)
-    gains = seconds[before] / seconds[last] > LEAST_GAIN
-    return larger[0] if gains else None
+    if last > 1:
+        return larger[0]
+    wanted = HEADROOM * seconds[1] / compute_seconds if 1 in seconds else 1
+    return next((count for count in larger if count >= wanted), larger[-1])
+
+
+def _may_gain(seconds: dict[int, float], *, compute_seconds: float) -> bool:
+    """Whether more workers than were measured may bring more."""
+    last = max(seconds)
+    if last == 0:
+        return True
+    if seconds[last] <= FAST_ENOUGH * compute_seconds:
+        return False
+    fewer = [count for count in seconds if count < last]
+    return last == 1 or not fewer or seconds[max(fewer)] > LEAST_GAIN * seconds[last]

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 from autotune.search.choice import in_order
 from autotune.search.fits import Fits
-from autotune.search.launcher import Launcher
+from autotune.search.launcher import MEMORY_CYCLES, Launcher
 from autotune.search.loading import Loading, drain
 from autotune.search.numerics import CHECK_CYCLES, Guard
 from autotune.search.plan import Plan
 from autotune.search.race import Race, Rules, Standing
-from autotune.search.rivals import Knowledge, best_workers, rivals
+from autotune.search.rivals import Knowledge, best_workers, fast_enough, rivals
 from autotune.search.sizes import cells, find_sizes
 from autotune.search.speeds import Speeds
 from autotune.space import Config
@@ -77,8 +77,8 @@ class Explorer:
             self._aim()
             self._load()
         self._find(ladders)
-        if self._leads() and self.plan.has_verdict:
-            self.plan.release_verdict()
+        if self._leads() and self.plan.has_verdict and self.plan.has_refused:
+            self.plan.release_verdict()  # nothing to confirm: its time is better spent on searching
             self._find(ladders)
 
     def _leads(self) -> bool:
@@ -94,6 +94,8 @@ class Explorer:
         if self.plan.runs("D") and not self.loading.seconds:
             self._load()
         self._aim()
+        if self.guess != self.reference and not self.plan.has_verdict:
+            self.plan.restore_verdict()
         if self.plan.runs("E"):
             self._race()
         if not self.standings and not self.plan.has_verdict:
@@ -197,7 +199,16 @@ class Explorer:
             compute_seconds=self.speeds.of(self.guess),
         )
 
+    def _weigh(self) -> None:
+        """Measure the peaks of all sizes that are fast enough, where memory is the aim."""
+        for size in fast_enough(self.known):
+            cost = self.plan.cost(size, "memory", cycles=MEMORY_CYCLES)
+            if self.plan.affords(cost, phase="A"):
+                self.fits.weigh(size)
+
     def _race(self) -> None:
+        if self.launcher.task.goal == "memory":
+            self._weigh()
         admitted = list(self._admitted())
         if not admitted:
             return

@@ -81,7 +81,7 @@ class Plan:
         self.has_refused = False
         left = self._budget.remaining_seconds
         cycle = self._costs.cycle_seconds(reference)
-        self.is_tight = cycle > TIGHT_SHARE * self._budget.time_seconds
+        self.is_tight = not 0 < cycle <= TIGHT_SHARE * self._budget.time_seconds
         self.has_verdict = True
         self.cycles = self._fitting_cycles(left, cycle)
         share = self.reserve_seconds() / left if left else math.inf
@@ -152,6 +152,13 @@ class Plan:
         """Give the verdict's time to the search: nothing was found that is to be confirmed."""
         self.has_verdict = False
         self._floor = self._half_left()
+
+    def restore_verdict(self) -> None:
+        """Reserve the verdict's time again, where there is still so much."""
+        self.has_verdict = True
+        lacks_time = self.reserve_seconds() > self._budget.remaining_seconds
+        if lacks_time or self._kept_launches() > self._budget.remaining_launches:
+            self.has_verdict = False
 
     def _half_left(self) -> float:
         """Return what is to be left of the budget when half of what the verdict leaves is used."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from autotune.outcome import Measured, Trial
-from autotune.search.launcher import Ask, Entry, Launcher
+from autotune.search.launcher import Ask, Entry, Launcher, windows_ahead
 from autotune.search.plan import Phase, Plan
 from autotune.search.task import KEPT_THROUGHPUT, Goal
 from autotune.space import Config
@@ -96,9 +96,16 @@ class Race:
             configs: Who races.
             may_run: Whether a config is still worth a launch; asked before each.
         """
+        rivals = list(dict.fromkeys(configs))
         asks = [
-            Ask(config=config, purpose="train", phase=self._rules.phase, cycles=self._plan.cycles)
-            for config in dict.fromkeys(configs)
+            Ask(
+                config=config,
+                purpose="train",
+                phase=self._rules.phase,
+                cycles=self._plan.cycles,
+                skip_windows=windows_ahead(rivals),
+            )
+            for config in rivals
         ]
         with self._launcher.racing(asks) as entries:
             self._logs = {entry.ask.config: [] for entry in entries}

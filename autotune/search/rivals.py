@@ -4,6 +4,7 @@ Predictions only rank. On a CPU the loader takes cores from the step, so that `m
 was wrong by half (METHOD.md C); what is fastest is decided by running it.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -70,6 +71,13 @@ def rivals(known: Knowledge) -> list[Config]:
     return found[:MOST_RIVALS]
 
 
+def fast_enough(known: Knowledge) -> list[Config]:
+    """Return the sizes that keep 95 % of the best throughput, the fastest first."""
+    most = known.speeds.best_seconds / KEPT_THROUGHPUT
+    allowed = [size for size in known.speeds.ranked() if known.guard.allows(size)]
+    return [size for size in allowed if known.speeds.of(size) <= most]
+
+
 def best_workers(known: Knowledge, size: Config) -> Config:
     """Return a size with the fewest workers that are predicted to be as good as any."""
     counts = [w for w in sorted(known.loading.seconds) if w < known.loading.broken_from]
@@ -95,8 +103,9 @@ def _sizes(known: Knowledge) -> list[Config]:
         return []
     best = known.speeds.of(ranked[0])
     if known.task.goal == "memory":
-        kept = [size for size in ranked if known.speeds.of(size) <= best / KEPT_THROUGHPUT]
-        leanest = sorted(kept, key=lambda size: known.fits.predict(size).peak_bytes or 0)
+        leanest = sorted(
+            fast_enough(known), key=lambda size: known.fits.predict(size).peak_bytes or math.inf
+        )
         return list(dict.fromkeys([ranked[0], *leanest]))[: MOST_SIZES + 1]
     return [size for size in ranked if known.speeds.of(size) <= CLOSE * best][:MOST_SIZES]
 
@@ -112,11 +121,19 @@ def _promising(known: Knowledge, sizes: list[Config]) -> Iterator[Config]:
     yield from _other_workers(known, first)
     if first.num_workers and known.task.device.kind == "cpu":
         yield from _spared_threads(known.task, first)
-    if known.loading.binds(known.speeds.of(first)):
-        larger = [s for s in known.speeds.ranked() if s.batch_size > first.batch_size]
-        yield from (best_workers(known, size) for size in larger[:1])
+    yield from _larger(known, first)
     if len(known.task.space.choices("pin_memory")) > 1:
         yield replace(first, pin_memory=not first.pin_memory)
+
+
+def _larger(known: Knowledge, first: Config) -> Iterator[Config]:
+    """Yield the fastest larger batch, where the loader binds: its cost per batch may be why."""
+    if not known.loading.binds(known.speeds.of(first)):
+        return
+    for size in known.speeds.ranked():
+        if size.amp == first.amp and size.batch_size > first.batch_size:
+            yield best_workers(known, size)
+            return
 
 
 def _other_workers(known: Knowledge, first: Config) -> Iterator[Config]:

@@ -41,9 +41,21 @@ def find_sizes(launcher: Launcher, fits: Fits, plan: Plan, *, cell: Config) -> l
     low = _first_that_fits(ladder, start, fits=fits, plan=plan)
     if low is None:
         return []
-    high = len(ladder)
     is_own = cell.amp == task.baseline.amp
-    stride = STRIDE if is_own else 1  # another precision's border is likely to be this one's
+    top = _climbed(ladder, low, fits=fits, plan=plan, stride=STRIDE if is_own else 1)
+    for config in ladder[top + 1 :]:
+        if not fits.may_run(config):
+            fits.probe(config)  # known not to fit: recorded as skipped, with the reason
+    return [config for config in ladder[: top + 1] if fits.state(config) == "fits"]
+
+
+def _climbed(ladder: Sequence[Config], low: int, *, fits: Fits, plan: Plan, stride: int) -> int:
+    """Return the highest rung that fits, climbing from one that does.
+
+    The first stride is one rung in another precision than the first: its border is likely to be
+    that of the first one.
+    """
+    high = len(ladder)
     while (rung := _next_rung(ladder, low, high, stride=stride)) is not None:
         config = ladder[rung]
         if not _is_affordable(config, fits, plan):
@@ -54,10 +66,7 @@ def find_sizes(launcher: Launcher, fits: Fits, plan: Plan, *, cell: Config) -> l
             high = rung
             if fits.state(config) == "doomed":
                 break
-    for config in ladder[low + 1 :]:
-        if not fits.may_run(config):
-            fits.probe(config)  # known not to fit: recorded as skipped, with the reason
-    return [config for config in ladder[: low + 1] if fits.state(config) == "fits"]
+    return low
 
 
 def _first_that_fits(ladder: Sequence[Config], start: int, *, fits: Fits, plan: Plan) -> int | None:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import zip_longest
 
 from autotune.outcome import Measured
+from autotune.search.costs import LIMIT_FLOOR_SECONDS, WARM_UP_CYCLES
 from autotune.search.fits import Fits
 from autotune.search.launcher import Ask, Launcher
 from autotune.search.plan import Plan
@@ -21,6 +22,9 @@ CLOSE = 1.12
 
 STRIDES = (2, 4, 8, 16, 32)
 """Every so many sizes are measured first: the first stride that the budget allows."""
+
+HOPELESS = 2.0
+"""A size that takes so many times as long as the best is not waited for."""
 
 COSTLY = 3.0
 """Sizes whose launch takes so many times as long as the reference's wait until the others are done:
@@ -85,13 +89,25 @@ class Speeds:
         is_dear = self._plan.is_dear(core, "compute", cycles=cycles)
         if is_dear or not self._fits.may_run(core) or not self._plan.affords(cost, phase="A"):
             return None
-        outcome = self._launcher.run(
-            Ask(config=core, purpose="compute", phase=phase, cycles=cycles)
-        ).outcome
+        ask = Ask(
+            config=core,
+            purpose="compute",
+            phase=phase,
+            cycles=cycles,
+            most_seconds=self._most_seconds(core, cycles),
+        )
+        outcome = self._launcher.run(ask).outcome
         if not isinstance(outcome, Measured) or not outcome.measurement.samples_per_second:
             return None
         self.seconds[core] = 1 / outcome.measurement.samples_per_second
         return self.seconds[core]
+
+    def _most_seconds(self, core: Config, cycles: int) -> float:
+        """Return after which time a size is surely far from the best."""
+        costs = self._launcher.costs
+        samples = core.samples_per_optimizer_step * self._launcher.task.space.world_size
+        slow = HOPELESS * self.best_seconds * samples * (cycles + WARM_UP_CYCLES)
+        return LIMIT_FLOOR_SECONDS + costs.start_seconds + slow
 
     def sweep(self, ladders: Sequence[Sequence[Config]]) -> None:
         """Measure every second size of each ladder, then the neighbours of all that are close.

@@ -47,7 +47,7 @@ UNSETTLED_CONSTRAINT = "awaits_verdict"
 ASSUMED_EXCESS = 0.1
 """The memory constraint of a trial that ran out of memory where no peak was predicted."""
 
-PROPOSALS = 32
+PROPOSALS = 12
 """How often the sampler is asked anew where its proposal was tried or cannot be."""
 
 _GIB = 2**30

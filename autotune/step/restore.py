@@ -169,23 +169,24 @@ def _capture_tensor(tensor: Tensor) -> Undo:
     """Remember value, gradient, hooks and `requires_grad`; values wait in host memory."""
     if is_lazy(tensor):
         return lambda: None  # it has no value yet
-    data = tensor.data  # moving a module to a device exchanges this
-    undo_value = _capture_value(data)
     requires_grad, is_leaf = tensor.requires_grad, tensor.is_leaf
-    undo_hooks = [_capture_hooks(tensor, name) for name in _HOOKS]
     gradient = tensor.grad if is_leaf else None
-    undo_gradient = _capture_value(gradient) if gradient is not None else None
+    tensors = [tensor] if gradient is None else [tensor, gradient]
+    undo_parts = [
+        *(_capture_value(item) for item in tensors),
+        *(_capture_hooks(tensor, name) for name in _HOOKS),
+    ]
 
     def restore() -> None:
+        if tensor.grad_fn is not None and is_leaf:  # a buffer that was added to with a gradient
+            tensor.detach_()
         if is_leaf:
-            if tensor.grad_fn is not None:  # a buffer that was added to with a gradient
-                tensor.detach_()
             tensor.requires_grad_(requires_grad)
-            tensor.data = data
-            tensor.grad = gradient
-        undo_value()
-        for undo in (*undo_hooks, *filter(None, [undo_gradient])):
+            tensor.grad = None  # before its dtype changes
+        for undo in undo_parts:
             undo()
+        if is_leaf:
+            tensor.grad = gradient
 
     return restore
 
@@ -207,15 +208,23 @@ def _capture_hooks(tensor: Tensor, name: str) -> Undo:
     return restore
 
 
-def _capture_value(data: Tensor) -> Undo:
-    if data.layout is torch.strided and _overlaps(data):
-        return lambda: None  # PyTorch refuses to write to it
-    value = data.detach().to("cpu", copy=True)
+def _capture_value(tensor: Tensor) -> Undo:
+    data = tensor.data  # moving a module to a device or a dtype exchanges this
+    is_strided = data.layout is torch.strided
+    storage = data.untyped_storage() if is_strided else None
+    size_bytes = 0 if storage is None else storage.nbytes()
+    is_writable = not (is_strided and _overlaps(data))
+    value = data.to("cpu", copy=True) if is_writable else None
 
     def restore() -> None:
+        if storage is not None and storage.nbytes() != size_bytes:  # its memory was given up
+            storage.resize_(size_bytes)
         # What was made in inference mode may be written to in inference mode only.
         with torch.no_grad(), torch.inference_mode(data.is_inference()):
-            data.copy_(value)
+            if tensor.is_leaf:
+                tensor.data = data
+            if value is not None:
+                data.copy_(value)
 
     return restore
 

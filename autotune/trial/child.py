@@ -8,7 +8,7 @@ from typing import Any
 
 from autotune.device.base import find_device
 from autotune.errors import AutotuneError
-from autotune.trial.launch import attempt
+from autotune.trial.launch import attempt, reading
 from autotune.trial.order import INSIDE_LAUNCH, Order, Source, read_order, write_answer
 from autotune.trial.packing import unpack
 from autotune.trial.survey import survey
@@ -31,9 +31,10 @@ def answer_order(order_path: Path, answer_path: Path) -> None:
 
 def _answer(order: Order) -> dict[str, Any]:
     device = find_device(order.device)
-    workload = load_source(order.source)
-    if order.request is None:
-        return {"survey": survey(workload, device, scan_seconds=order.scan_seconds).to_dict()}
+    with reading():
+        workload = load_source(order.source)
+        if order.request is None:
+            return {"survey": survey(workload, device, scan_seconds=order.scan_seconds).to_dict()}
     device.guard(order.request.limit_bytes)
     return {"report": attempt(workload, device, order.request).to_dict()}
 

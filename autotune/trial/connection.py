@@ -78,7 +78,9 @@ class Connection:
     def hear(self, *, seconds: float) -> dict[str, Any] | None:
         """Return the server's next event, its own end included; None if none came in time."""
         process = self._process
-        if process is None or process.stdout is None or not wait([process.stdout.fileno()], seconds):
+        if process is None or process.stdout is None:
+            return None
+        if not wait([process.stdout.fileno()], seconds):
             return None
         line = process.stdout.readline()
         if line:
@@ -132,10 +134,11 @@ class Connection:
             if event is not None and event["event"] == "ready":
                 failed.pop_all()
                 return event
-        raise AutotuneError(
-            f"the launch server did not start within {format_duration(START_SECONDS)}",
-            hint=self.log.read_text(encoding="utf-8", errors="replace"),
-        )
+        reason = f"did not start within {format_duration(START_SECONDS)}"
+        if event is not None:
+            reason = f"ended with exit code {event['exit_code']} before it was ready"
+        hint = self.log.read_text(encoding="utf-8", errors="replace")
+        raise AutotuneError(f"the launch server {reason}", hint=hint)
 
 
 def _end_tree(pid: int) -> None:

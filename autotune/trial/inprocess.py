@@ -9,7 +9,7 @@ from autotune.device.base import find_device
 from autotune.facts import Survey
 from autotune.outcome import Report, Request
 from autotune.step.restore import borrowed
-from autotune.trial.launch import attempt
+from autotune.trial.launch import attempt, reading
 from autotune.trial.survey import survey
 from autotune.workload import Workload
 
@@ -41,7 +41,7 @@ class InProcess:
         Raises:
             AutotuneError: If the workload cannot be tuned as it is.
         """
-        with borrowed(self._workload.live_model):
+        with borrowed(self._workload.live_model), reading():
             return survey(self._workload, self._device, scan_seconds=scan_seconds)
 
     def __call__(self, request: Request) -> Report:

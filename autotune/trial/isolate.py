@@ -10,13 +10,14 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
 import autotune.errors
 from autotune.errors import AutotuneError, WorkloadInvalid
 from autotune.facts import Survey
-from autotune.outcome import Crashed, Outcome, OutOfMemory, Report, Request, TimedOut
+from autotune.outcome import Crashed, Launch, Outcome, OutOfMemory, Report, Request, TimedOut
 from autotune.trial.connection import FAREWELL_SECONDS, Connection
 from autotune.trial.order import Order, Source, read_answer, write_order
 from autotune.trial.sources import imported_names, local_sources
@@ -102,10 +103,12 @@ class Isolated:
         Raises:
             AutotuneError: For what is no failure of the candidate.
         """
+        started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
         ended = self._launch(self._order(request=request), seconds=request.time_limit_seconds)
         if ended.answer is not None:
             return Report.from_dict(ended.answer["report"])
-        return Report(outcome=outcome_of(ended, request))
+        lost = Launch(started_at=started_at, seed=request.seed)
+        return Report(outcome=outcome_of(ended, request), launch=lost)
 
     def close(self) -> None:
         """End the server and whatever it started; remove its files."""

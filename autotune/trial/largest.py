@@ -12,12 +12,13 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from autotune.errors import WorkloadInvalid
-from autotune.space import Config
 from autotune.step.batch import tensors_in
-from autotune.workload import Workload
 
 KEPT_SAMPLES = 1024
 """Indices that are kept; a larger batch repeats them."""
+
+MOST_RANDOM = 100_000
+"""Indices drawn at random; drawing more would take longer than a scan has."""
 
 BATCHES_SEEN = 4
 """Batches looked at where single samples cannot be: the largest of them stands for the worst."""
@@ -29,10 +30,12 @@ class Scan:
 
     Args:
         indices: Largest first; empty where all that were seen are of one size, or none were.
+        smallest: The smallest seen; None where there is no largest.
         samples: How many were looked at.
     """
 
     indices: tuple[int, ...] = ()
+    smallest: int | None = None
     samples: int = 0
 
 
@@ -45,14 +48,21 @@ def find_largest(loader: object, *, seconds: float) -> Scan:
     if not is_scannable(loader):
         return Scan()
     dataset = loader.dataset  # type: ignore[attr-defined]  # a DataLoader, as just asked
-    sizes: dict[int, int] = {}
-    for index in _indices(len(dataset), seconds):
-        if index not in sizes:
-            sizes[index] = sample_size(dataset[index])
-    if len(set(sizes.values())) <= 1:
-        return Scan(samples=len(sizes))
-    largest = heapq.nlargest(KEPT_SAMPLES, sizes, key=lambda index: (sizes[index], -index))
-    return Scan(indices=tuple(largest), samples=len(sizes))
+    sizes = {index: _size_at(dataset, index) for index in _indices(len(dataset), seconds)}
+    known = {index: size for index, size in sizes.items() if size is not None}
+    if len(set(known.values())) <= 1:
+        return Scan(samples=len(known))
+    largest = heapq.nlargest(KEPT_SAMPLES, known, key=lambda index: (known[index], -index))
+    smallest = min(known, key=lambda index: (known[index], index))
+    return Scan(indices=tuple(largest), smallest=smallest, samples=len(known))
+
+
+def _size_at(dataset: Any, index: int) -> int | None:
+    """Return a sample's size; None where there is none to be had, which training would meet."""
+    try:
+        return sample_size(dataset[index])
+    except (LookupError, OSError, RuntimeError, TypeError, ValueError):
+        return None
 
 
 def is_scannable(loader: object) -> bool:
@@ -67,7 +77,7 @@ def is_scannable(loader: object) -> bool:
 
 
 def _indices(length: int, seconds: float) -> Iterator[int]:
-    """Yield indices until the time is over or all were given."""
+    """Yield indices, none twice, until the time is over or all were given."""
     end = time.monotonic() + seconds
     first, last = 0, length
     while first < last and (first == 0 or time.monotonic() < end - seconds * 2 / 3):
@@ -76,9 +86,8 @@ def _indices(length: int, seconds: float) -> Iterator[int]:
     while first < last and time.monotonic() < end - seconds / 3:
         last -= 1
         yield last
-    rest = list(range(first, last))
-    random.Random(0).shuffle(rest)  # noqa: S311  # which samples are looked at is no secret
-    for index in rest:
+    count = min(last - first, MOST_RANDOM)
+    for index in random.Random(0).sample(range(first, last), count):  # noqa: S311  # no secret
         if time.monotonic() >= end:
             return
         yield index
@@ -90,42 +99,56 @@ def sample_size(sample: Any) -> int:
     >>> sample_size({"text": "four", "ids": [1, 2, 3]})
     7
     """
+    if sample is None or isinstance(sample, int | float):
+        return 1
     if isinstance(sample, torch.Tensor):
         return sample.numel()
     if isinstance(sample, str | bytes):
         return len(sample)
-    if isinstance(sample, Mapping):
-        return sum(sample_size(part) for part in sample.values())
-    if isinstance(sample, Sequence):
-        flat = not any(isinstance(part, Sequence | Mapping | torch.Tensor) for part in sample[:1])
-        return len(sample) if flat else sum(sample_size(part) for part in sample)
-    size = getattr(sample, "size", 1)  # an array's number of elements, an image's sides
+    if isinstance(sample, Mapping | Sequence):
+        parts = sample.values() if isinstance(sample, Mapping) else sample
+        return sum(sample_size(part) for part in parts)
+    size = getattr(sample, "size", None)  # an array's number of elements, an image's sides
     if isinstance(size, tuple):
         return int(torch.Size(size).numel())
-    return size if isinstance(size, int) else 1
+    return size if isinstance(size, int) else _size_of_parts(sample)
 
 
-def largest_batch(workload: Workload, config: Config, largest_samples: Sequence[int]) -> Any:
-    """Return the largest batch known of this size.
+def _size_of_parts(sample: object) -> int:
+    """Return the size of what a dataclass or another plain object holds."""
+    return sum(sample_size(part) for part in getattr(sample, "__dict__", {}).values()) or 1
 
-    Made of the largest samples where they are known; else the largest of a few batches.
+
+def collate(loader: Any, indices: Sequence[int], *, count: int) -> Any:
+    """Return a batch of these samples, repeated if they are fewer than `count`.
+
+    Args:
+        loader: One that `is_scannable`.
+        indices: Of samples, the first are taken.
+        count: Samples in the batch; no more than the data set has.
     """
-    loader = workload.build_loader(config.with_workers(0))
-    if largest_samples and is_scannable(loader):
-        dataset = loader.dataset  # type: ignore[attr-defined]  # a DataLoader, as just asked
-        count = min(config.batch_size, len(dataset))
-        samples = [dataset[index] for index in islice(cycle(largest_samples), count)]
-        return loader.collate_fn(samples)  # type: ignore[attr-defined]  # as above
-    return max(first_batches(loader, BATCHES_SEEN), key=batch_bytes)
+    wanted = islice(cycle(indices), min(count, len(loader.dataset)))
+    return loader.collate_fn([loader.dataset[index] for index in wanted])
 
 
-def first_batches(loader: Iterable[Any], count: int) -> list[Any]:
+def first_batches(loader: Iterable[Any], count: int, *, most_bytes: int | None = None) -> list[Any]:
     """Return the first batches of a loader, fewer where it has no more.
+
+    Args:
+        loader: What is read.
+        count: How many.
+        most_bytes: From the second on, no further one once they hold so many bytes.
 
     Raises:
         WorkloadInvalid: If the loader yields nothing.
     """
-    batches = list(islice(loader, count))
+    batches: list[Any] = []
+    held_bytes = 0
+    for batch in islice(loader, count):
+        batches.append(batch)
+        held_bytes += batch_bytes(batch)
+        if most_bytes is not None and len(batches) > 1 and held_bytes >= most_bytes:
+            break
     if not batches:
         raise WorkloadInvalid(
             "loader_fn made a loader that yields nothing",

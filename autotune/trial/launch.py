@@ -1,11 +1,16 @@
 """One launch: a request carried out in this process, and its end told as an outcome.
 
-`attempt` is the trial boundary: here alone is every exception caught, and each is either a
-failure of the candidate or raised again.
+Here is the trial boundary, where alone every exception is caught, and each is either a failure
+of the candidate, or of the workload, or raised again.
 """
 
+import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from types import TracebackType
+from typing import Self
 
 import psutil
 
@@ -18,6 +23,7 @@ from autotune.step.batch import BatchUnclear, count_samples
 from autotune.step.loss import LossUnclear
 from autotune.step.precision import make_scaler
 from autotune.step.window import Stepper
+from autotune.trial.measure import PATIENCE
 from autotune.trial.passes import Bench, Unusable, seed_everything
 from autotune.workload import Workload
 
@@ -35,19 +41,17 @@ def attempt(workload: Workload, device: Device, request: Request) -> Report:
         AutotuneError: For what is no failure of the candidate.
     """
     started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
+    deadline = time.monotonic() + request.time_limit_seconds * PATIENCE
     bench: Bench | None = None
-    failure: Exception | None = None
     outcome: Outcome = Crashed(reason="the launch did not start")
-    try:
+    with _Boundary() as boundary:
         seed_everything(MODEL_SEED)
         with settings(request.config, device.torch_device):
-            bench = _prepare(workload, device, request)
+            bench = _prepare(workload, device, request, deadline=deadline)
             outcome = bench.run()
-    except Exception as error:  # noqa: BLE001  # the trial boundary; `end_of` raises what is ours
-        failure = error
-    if failure is not None:
-        outcome = end_of(failure, is_limited=request.limit_bytes is not None)
-        forget(failure)  # its frames hold the step's tensors (CASES.md rows 16, 38)
+    if boundary.failure is not None:
+        outcome = end_of(boundary.failure, is_limited=request.limit_bytes is not None)
+        forget(boundary.failure)  # its frames hold the step's tensors (CASES.md rows 16, 38)
     launch = Launch(
         started_at=started_at,
         seed=request.seed,
@@ -55,12 +59,51 @@ def attempt(workload: Workload, device: Device, request: Request) -> Report:
         peak_bytes=bench.peak_bytes if bench else None,
         load=round(psutil.getloadavg()[0], 2),
     )
-    del bench, failure
+    del bench, boundary
     device.release()
     return Report(outcome=outcome, launch=launch)
 
 
-def _prepare(workload: Workload, device: Device, request: Request) -> Bench:
+@contextmanager
+def reading() -> Iterator[None]:
+    """Whatever user code raises while the workload is read is an error of the workload.
+
+    Raises:
+        AutotuneError: Under its own type if it is deliberate; else a `WorkloadInvalid` that
+            shows the user's own traceback.
+    """
+    with _Boundary() as boundary:
+        yield
+    failure = boundary.failure
+    if isinstance(failure, AutotuneError):
+        raise failure
+    if failure is not None:
+        raise WorkloadInvalid(
+            f"the workload cannot be read: {_in_a_line(failure)}",
+            hint="".join(traceback.format_exception(failure)),
+        ) from failure
+
+
+class _Boundary:
+    """The trial boundary: keeps the exception that ends its context; whoever opens it decides."""
+
+    def __init__(self) -> None:
+        self.failure: Exception | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        frames: TracebackType | None,
+    ) -> bool:
+        self.failure = error if isinstance(error, Exception) else None
+        return self.failure is not None
+
+
+def _prepare(workload: Workload, device: Device, request: Request, *, deadline: float) -> Bench:
     model = workload.build_model(device.torch_device)
     stepper = Stepper(
         model=model,
@@ -71,7 +114,9 @@ def _prepare(workload: Workload, device: Device, request: Request) -> Bench:
         loss_fn=workload.loss_fn,
         count=workload.batch_size_fn or count_samples,
     )
-    return Bench(workload=workload, device=device, request=request, stepper=stepper)
+    return Bench(
+        workload=workload, device=device, request=request, stepper=stepper, deadline=deadline
+    )
 
 
 def end_of(error: Exception, *, is_limited: bool) -> Outcome:
@@ -80,7 +125,7 @@ def end_of(error: Exception, *, is_limited: bool) -> Outcome:
     Raises:
         AutotuneError: If it is none of user code.
     """
-    reason = f"{type(error).__name__}: {_first_line(error)}"
+    reason = _in_a_line(error)
     tail = "".join(traceback.format_exception(error))
     if isinstance(error, Unusable):
         return Invalid(reason=str(error))
@@ -100,6 +145,7 @@ def end_of(error: Exception, *, is_limited: bool) -> Outcome:
             return Crashed(reason=reason, log_tail=tail)
 
 
-def _first_line(error: Exception) -> str:
+def _in_a_line(error: Exception) -> str:
+    """Return an exception's type, and the first line of its text."""
     lines = str(error).strip().splitlines()
-    return lines[0] if lines else ""
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

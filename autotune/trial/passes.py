@@ -1,11 +1,10 @@
 """What a launch does for each purpose, with model, optimizer and loader built anew."""
 
 import random
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from itertools import cycle, islice
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -18,9 +17,14 @@ from autotune.step.batch import tensors_in, to_device
 from autotune.step.precision import autocast
 from autotune.step.window import Stepper, windows
 from autotune.trial.guard import PIECES, check
-from autotune.trial.largest import first_batches, largest_batch
+from autotune.trial.largest import (
+    BATCHES_SEEN,
+    batch_bytes,
+    collate,
+    first_batches,
+    is_scannable,
+)
 from autotune.trial.measure import (
-    PATIENCE,
     Cycle,
     drain,
     endless,
@@ -32,6 +36,10 @@ from autotune.workload import Workload
 
 WATCHED_CYCLES = 2
 """Optimizer steps of a memory pass: the second meets the optimizer's state (CASES.md row 30)."""
+
+HELD_BYTES = 256 * 2**20
+"""Batches in hand hold no more than this; they take of the memory that the host leaves a launch,
+and a large step would otherwise need all its data at once."""
 
 WATCHED_MICRO_BATCHES = 2
 """Micro-batches of a memory pass: from the second on gradients are there beside activations, and
@@ -54,12 +62,22 @@ class Bench:
     """A request with what was built for it, and what has been seen of it so far.
 
     Not frozen: what was seen must survive an exception half-way.
+
+    Args:
+        workload: What is tuned.
+        device: Where it trains.
+        request: What is asked for.
+        stepper: Makes the steps.
+        deadline: When to stop timing and answer with what there is, in monotonic seconds.
+        step_seconds: Seconds of each optimizer step that was timed.
+        peak_bytes: The peak that was watched.
     """
 
     workload: Workload
     device: Device
     request: Request
     stepper: Stepper
+    deadline: float
     step_seconds: tuple[float, ...] = ()
     peak_bytes: int | None = None
 
@@ -78,31 +96,42 @@ class Bench:
         config = self.config if workers is None else self.config.with_workers(workers)
         return self.workload.build_loader(config)
 
-    def first_window(self) -> list[Any]:
-        """Return the first window of the loader, read in this process.
+    def read(self, count: int, *, most_bytes: int | None = None) -> list[Any]:
+        """Return the first batches of the loader, read in this process.
+
+        Args:
+            count: So many, fewer where an epoch has no more.
+            most_bytes: From the second on, no further one once they hold so many bytes.
 
         Raises:
             Unusable: If the loader gave another batch size than it was asked for.
+            WorkloadInvalid: If it gave nothing.
         """
-        steps = self.config.accumulation_steps
-        batches = first_batches(self.loader(workers=0), max(steps, 2))
-        found = self.stepper.count(batches[0])
+        batches = first_batches(self.loader(workers=0), max(count, 2), most_bytes=most_bytes)
+        found, wanted = self.stepper.count(batches[0]), self.config.batch_size
         is_whole_epoch = len(batches) == 1  # the data set is smaller than the batch
-        if found != self.config.batch_size and not is_whole_epoch:
-            raise Unusable(f"the loader gave {found} samples, not {self.config.batch_size}")
-        return batches[:steps]
+        if found > wanted or (found < wanted and not is_whole_epoch):
+            raise Unusable(f"the loader gave {found} samples, not {wanted}")
+        return batches[:count]
+
+    def largest_batch(self) -> Any:
+        """Return the largest batch known: of the largest samples, else the largest of a few."""
+        loader = self.loader(workers=0)
+        if self.request.largest_samples and is_scannable(loader):
+            return collate(loader, self.request.largest_samples, count=self.config.batch_size)
+        return max(self.read(BATCHES_SEEN), key=batch_bytes)
 
 
 def _watch_memory(bench: Bench) -> Outcome:
     """Two steps on the largest batch known, untimed."""
-    batch = largest_batch(bench.workload, bench.config, bench.request.largest_samples)
+    batch = bench.largest_batch()
     micro_batches = min(bench.config.accumulation_steps, WATCHED_MICRO_BATCHES)
     return _watch(bench, batch, lambda: bench.stepper([batch] * micro_batches))
 
 
 def _verify(bench: Bench) -> Outcome:
     """Two whole cycles on the largest batch known, and an evaluation batch (DESIGN 8.1)."""
-    batch = largest_batch(bench.workload, bench.config, bench.request.largest_samples)
+    batch = bench.largest_batch()
     evaluation = _evaluation_batches(bench)
 
     def step() -> None:
@@ -116,18 +145,21 @@ def _verify(bench: Bench) -> Outcome:
 
 
 def _evaluation_batches(bench: Bench) -> list[Any]:
+    """Return the largest of a few batches of the evaluation loader, if there is one."""
     if bench.workload.eval_loader_fn is None:
         return []
     loader = bench.workload.build_loader(bench.config.with_workers(0), is_evaluation=True)
-    return first_batches(loader, 1)
+    return [max(first_batches(loader, BATCHES_SEEN), key=batch_bytes)]
 
 
 def _evaluate(bench: Bench, batch: Any) -> None:
-    """Run the model on a batch as evaluation does, without asking for a loss."""
-    model = bench.stepper.model.eval()
+    """Run the model on a batch as evaluation does: the user's loss, or the forward pass alone."""
+    model, loss_fn = bench.stepper.model.eval(), bench.workload.loss_fn
     with torch.inference_mode(), autocast(bench.stepper.device, bench.config.amp):
         moved = to_device(batch, bench.stepper.device)
-        if isinstance(moved, Mapping):
+        if loss_fn is not None:
+            loss_fn(model, moved)
+        elif isinstance(moved, Mapping):
             model(**moved)
         else:
             model(moved[0] if isinstance(moved, list | tuple) else moved)
@@ -156,17 +188,16 @@ def _watch(bench: Bench, batch: Any, step: Callable[[], object]) -> Outcome:
 
 def _time_compute(bench: Bench) -> Outcome:
     """Steps on batches in hand: what the device does if data costs nothing."""
-    needed = bench.config.accumulation_steps * bench.request.cycles
-    bench.first_window()
-    batches = first_batches(bench.loader(workers=0), needed)
-    held = list(windows(batches, bench.config.accumulation_steps))
-    bench.stepper(held[0])
-    return _timed(bench, islice(cycle(held), bench.request.cycles))
+    steps = bench.config.accumulation_steps
+    batches = bench.read(steps * bench.request.cycles, most_bytes=HELD_BYTES)
+    stream = windows(cycle(batches), steps)
+    bench.stepper(next(stream))
+    return _timed(bench, stream)
 
 
 def _time_training(bench: Bench) -> Outcome:
     """Steps end to end: device warmed on batches in hand, loader started with an empty queue."""
-    bench.stepper(bench.first_window())
+    bench.stepper(bench.read(bench.config.accumulation_steps))
     bench.device.synchronize()
     stream = endless(bench.loader(), bench.config.accumulation_steps)
     skip_windows(stream, _windows_to_skip(bench))
@@ -193,7 +224,7 @@ def _timed(bench: Bench, stream: Iterator[list[Any]]) -> Outcome:
             cycles=bench.request.cycles,
             count=bench.stepper.count,
             synchronize=bench.device.synchronize,
-            deadline=time.monotonic() + bench.request.time_limit_seconds * PATIENCE,
+            deadline=bench.deadline,
         )
     bench.step_seconds = tuple(timed.seconds for timed in cycles)
     if not cycles:
@@ -220,10 +251,9 @@ def _told(bench: Bench, cycles: list[Cycle]) -> Outcome:
 def _drain_loader(bench: Bench) -> Outcome:
     """The loader alone: how fast it can hand out batches."""
     stream = (window[0] for window in endless(bench.loader(), 1))
-    deadline = time.monotonic() + bench.request.time_limit_seconds * PATIENCE
     batches = bench.request.cycles * bench.config.accumulation_steps
     cycles = drain(
-        stream, bench.config, batches=batches, count=bench.stepper.count, deadline=deadline
+        stream, bench.config, batches=batches, count=bench.stepper.count, deadline=bench.deadline
     )
     if not cycles:
         raise Unusable("the loader gave no batch")
@@ -236,9 +266,9 @@ def _check_numerics(bench: Bench) -> Outcome:
     config, baseline = bench.config, bench.request.baseline
     if baseline is None:
         raise Unusable("a check needs a baseline to compare with")
-    smaller = min(config, baseline, key=lambda one: one.batch_size)
-    loader = bench.workload.build_loader(smaller.with_workers(0))
-    window = first_batches(loader, PIECES)
+    size = max(min(config.batch_size, baseline.batch_size), PIECES)  # one sample is not cut
+    loader = bench.workload.build_loader(replace(config.with_workers(0), batch_size=size))
+    window = first_batches(loader, 2 * PIECES)
     stepper = replace(bench.stepper, amp=baseline.amp)
     return check(stepper, window, config=config, baseline=baseline)
 

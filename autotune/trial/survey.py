@@ -12,7 +12,7 @@ from autotune.facts import Survey, WorkloadFacts
 from autotune.space import DEFAULT_BATCH_SIZE, Config, largest_power_of_two
 from autotune.step.batch import tensors_in
 from autotune.trial.fingerprint import dataset_length, fingerprint
-from autotune.trial.largest import Scan, find_largest, first_batches
+from autotune.trial.largest import Scan, collate, find_largest, first_batches
 from autotune.trial.passes import seed_everything
 from autotune.workload import Workload, accepted_settings, require_batch_size
 
@@ -52,7 +52,7 @@ def _read(workload: Workload, scan_seconds: float) -> WorkloadFacts:
         drops_last=bool(getattr(loader, "drop_last", False)),
         loss="loss_fn" if workload.loss_fn else "the default loss of the batch's form",
         batch=describe_batch(batches[0]),
-        varies_in_shape=_varies(batches, scan),
+        varies_in_shape=_varies([*batches, *_extremes(loader, scan)]),
         largest_samples=scan.indices,
         scanned_samples=scan.samples,
         options=_plain_options(workload.options),
@@ -82,10 +82,17 @@ def _has(model: nn.Module, kind: type[nn.Module]) -> bool:
     return any(isinstance(module, kind) for module in model.modules())
 
 
-def _varies(batches: Iterable[Any], scan: Scan) -> bool:
+def _extremes(loader: Iterable[Any], scan: Scan) -> list[Any]:
+    """Return a batch of the largest sample and one of the smallest, where they differ in size."""
+    if scan.smallest is None:
+        return []
+    return [collate(loader, [index] * 2, count=2) for index in (scan.indices[0], scan.smallest)]
+
+
+def _varies(batches: Iterable[Any]) -> bool:
     """Whether batches have different shapes, their number of samples apart."""
     shapes = {tuple(tuple(tensor.shape[1:]) for tensor in tensors_in(batch)) for batch in batches}
-    return len(shapes) > 1 or bool(scan.indices)
+    return len(shapes) > 1
 
 
 def describe_batch(batch: Any) -> str:

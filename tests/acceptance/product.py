@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,9 +14,13 @@ from textwrap import dedent
 from typing import Any
 
 import psutil
+import pytest
 
 FILES = ("config.json", "report.html", "report.md", "study.db", "train.py", "trials.jsonl")
 """What a run leaves behind."""
+
+BRIEFLY = ("--trials", "8", "--time-budget", "60s")
+"""Options of a run that need not go far: bounded by launches, it goes as far on any machine."""
 
 MARK = "AUTOTUNE_TEST_MARK"
 """Environment variable that every process of a run inherits, by which it is found again."""
@@ -26,6 +30,9 @@ HANGS_SECONDS = 150.0
 
 GOODBYE_SECONDS = 5.0
 """Within which no process of an ended run may be left."""
+
+POLL_SECONDS = 0.05
+"""Between two looks at a file that a run writes."""
 
 TINY = """
 import os, signal, time
@@ -126,74 +133,78 @@ def autotune(
         command: What the command line is run by, such as `unshare`.
         out: Folder of the results; beside the script by default.
     """
-    out = out or script.parent / "out"
-    with started(script, "--json", *options, command=command, out=out) as process:
-        return wait(process, out)
+    with started(script, "--json", *options, command=command, out=out) as run:
+        return run.wait()
 
 
-def python(*arguments: str, cwd: Path, source: str | None = None) -> Ended:
+def python(*arguments: str, cwd: Path, source: str = "") -> Ended:
     """Run Python with these arguments to its end; `source` goes to its stdin."""
-    with _started([sys.executable, *arguments], cwd=cwd, has_stdin=source is not None) as process:
-        return wait(process, cwd, source=source)
+    with _started([sys.executable, *arguments], cwd=cwd, out=cwd / "out") as run:
+        return run.wait(source)
 
 
 @contextmanager
 def started(
-    script: Path, *options: str, out: Path, command: Sequence[str] = ()
-) -> Iterator[subprocess.Popen[str]]:
-    """Start the command in a session of its own; end what is left of it afterwards."""
+    script: Path, *options: str, command: Sequence[str] = (), out: Path | None = None
+) -> "Iterator[Running]":
+    """Start the command; end what is left of it afterwards."""
+    out = out or script.parent / "out"
     line = [*command, sys.executable, "-m", "autotune", str(script), "--out", str(out), *options]
-    with _started(line, cwd=script.parent) as process:
-        yield process
+    with _started(line, cwd=script.parent, out=out) as run:
+        yield run
 
 
 @contextmanager
-def _started(
-    line: Sequence[str], *, cwd: Path, has_stdin: bool = False
-) -> Iterator[subprocess.Popen[str]]:
+def _started(line: Sequence[str], *, cwd: Path, out: Path) -> "Iterator[Running]":
     mark = uuid.uuid4().hex
     process = subprocess.Popen(
         line,
         cwd=cwd,
-        env=environment() | {MARK: mark},
-        stdin=subprocess.PIPE if has_stdin else subprocess.DEVNULL,
+        env=os.environ | {MARK: mark},
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         encoding="utf-8",
-        start_new_session=True,
+        start_new_session=True,  # as a terminal gives each command a group of its own
     )
-    process.mark = mark  # type: ignore[attr-defined]  # by which `wait` finds what it started
     try:
-        yield process
+        yield Running(process=process, mark=mark, out=out)
     finally:
         for each in processes_of(mark):
             each.kill()
         process.communicate()
 
 
-def environment() -> dict[str, str]:
-    """Return our environment without what a test run adds to it, such as coverage's hooks."""
-    return dict(os.environ)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """A command that was started.
 
+    Args:
+        process: Its first process.
+        mark: By which all of its processes are found.
+        out: Its folder of results.
+    """
 
-def wait(process: subprocess.Popen[str], out: Path, *, source: str | None = None) -> Ended:
-    """Wait for a command; say what it said, and which of its processes outlived it."""
-    begin = time.monotonic()
-    try:
-        stdout, stderr = process.communicate(source, timeout=HANGS_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        stdout, stderr = process.communicate()
-        raise AssertionError(f"stuck after {HANGS_SECONDS} s: {stdout}\n{stderr}") from None
-    return Ended(
-        code=process.returncode,
-        stdout=stdout,
-        stderr=stderr,
-        seconds=time.monotonic() - begin,
-        out=out,
-        left=names_of_living(process.mark),  # type: ignore[attr-defined]  # set in `_started`
-    )
+    process: subprocess.Popen[str]
+    mark: str
+    out: Path
+
+    def wait(self, source: str = "") -> Ended:
+        """Wait for its end; say what it said, and which of its processes outlived it."""
+        begin = time.monotonic()
+        try:
+            stdout, stderr = self.process.communicate(source, timeout=HANGS_SECONDS)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"stuck after {HANGS_SECONDS} s")
+        return Ended(
+            code=self.process.returncode,
+            stdout=stdout,
+            stderr=stderr,
+            seconds=time.monotonic() - begin,
+            out=self.out,
+            left=names_of_living(self.mark),
+        )
 
 
 def names_of_living(mark: str) -> list[str]:
@@ -209,7 +220,15 @@ def processes_of(mark: str) -> list[psutil.Process]:
 
 def _mark_of(process: psutil.Process) -> str | None:
     try:
-        environ: Mapping[str, str] = process.environ()
-    except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+        return process.environ().get(MARK)
+    except (psutil.NoSuchProcess, psutil.AccessDenied):  # among them zombies
         return None
-    return environ.get(MARK)
+
+
+def wait_for(path: Path, *, lines: int = 0) -> None:
+    """Wait until a file is there and has so many lines."""
+    end = time.monotonic() + HANGS_SECONDS
+    while not path.exists() or path.read_text("utf-8").count("\n") < lines:
+        if time.monotonic() > end:
+            pytest.fail(f"{path.name} did not come")
+        time.sleep(POLL_SECONDS)

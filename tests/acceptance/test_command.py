@@ -1,0 +1,234 @@
+"""The command: its surface, what it prints, and the code it ends with (DESIGN 2.4)."""
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from acceptance.product import (
+    BRIEFLY,
+    FILES,
+    Ended,
+    autotune,
+    python,
+    started,
+    wait_for,
+    write_workload,
+)
+
+from autotune.cli import main
+
+SURFACE = {
+    "--device",
+    "--global-batch",
+    "--goal",
+    "--help",
+    "--json",
+    "--knob",
+    "--memory",
+    "--out",
+    "--quiet",
+    "--seed",
+    "--time-budget",
+    "--trials",
+    "--version",
+}
+"""Every option there is; to add one is a decision, and this line."""
+
+NOT_BUILT_YET = (
+    "--dry-run",
+    "--engine=ray",
+    "--export=lightning",
+    "--fresh",
+    "--gpus=2",
+    "--plan=16GiB",
+    "--planned-samples=9",
+    "--self-test",
+    "--storage=sqlite:///a.db",
+    "--verify=config.json",
+)
+
+STUCK = """
+class Net(Net):
+    def forward(self, inputs):
+        if len(inputs) >= 64:
+            with open("stuck", "w"):
+                time.sleep(3600)
+        return super().forward(inputs)
+"""
+"""The baseline of 32 works; a larger batch says that it hangs, and hangs."""
+
+STUCK_AT_ONCE = """
+def model_fn():
+    with open("stuck", "w"):
+        time.sleep(3600)
+"""
+
+WITHOUT_NETWORK = ("unshare", "--map-root-user", "--net")
+"""Runs a command where there is no network at all."""
+
+
+def test_the_surface_is_frozen(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--help` shows these options and no other."""
+    code = main(["--help"])
+
+    shown = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", capsys.readouterr().out))
+    assert code == 0
+    assert shown == SURFACE
+
+
+@pytest.mark.parametrize("option", NOT_BUILT_YET)
+def test_what_is_not_built_is_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """An option that is to come ends the command with code 2, and its name is said."""
+    code = main(["script.py", option])
+
+    assert code == 2
+    assert option.partition("=")[0] in capsys.readouterr().err
+
+
+def test_help_loads_neither_torch_nor_optuna(tmp_path: Path) -> None:
+    """So it answers at once."""
+    program = "import sys; from autotune.cli import main; main(['--help']); print(*sys.modules)"
+
+    ended = python("-c", program, cwd=tmp_path)
+
+    modules = set(ended.stdout.splitlines()[-1].split())
+    assert "click" in modules
+    assert not modules & {"torch", "optuna", "numpy", "matplotlib"}
+
+
+@pytest.mark.slow
+def test_the_answer_is_one_document(tuned: Ended) -> None:
+    """`--json` prints config.json, with the files and the exit code, and nothing else."""
+    document = tuned.document
+
+    assert tuned.code == document.pop("exit_code") == 0
+    assert {name: Path(path) for name, path in document.pop("files").items()} == {
+        name: tuned.out / name for name in FILES
+    }
+    assert document == json.loads((tuned.out / "config.json").read_text("utf-8"))
+
+
+@pytest.mark.slow
+def test_the_answer_is_the_faster_one(tuned: Ended) -> None:
+    """Where steps cost the same whatever their size, many samples a step are the answer."""
+    assert tuned.document["verdict"] == "tuned"
+    assert tuned.document["speedup"]["low"] > 1
+    assert tuned.config["batch_size"] >= 64
+
+
+@pytest.mark.slow
+def test_no_process_outlives_a_run(tuned: Ended) -> None:
+    """Server, launches and loader workers are gone."""
+    assert tuned.left == []
+
+
+@pytest.mark.slow
+def test_progress_goes_to_stderr_and_the_answer_to_stdout(tmp_path: Path) -> None:
+    """A person sees what is tried while it runs; the answer can be redirected."""
+    script = write_workload(tmp_path)
+
+    with started(script, *BRIEFLY) as run:
+        ended = run.wait()
+
+    assert ended.code == 0
+    assert "batch 32" in ended.stderr
+    assert "batch" in ended.stdout
+    assert str(ended.out) in ended.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", [("--trials", "1"), ("--time-budget", "1s")])
+def test_nothing_verified_is_code_5(tmp_path: Path, limit: tuple[str, str]) -> None:
+    """A budget too small for the baseline ends with an error that says so."""
+    ended = autotune(write_workload(tmp_path), *limit)
+
+    assert ended.code == ended.document["exit_code"] == 5
+    assert ended.error["hint"]
+    assert ended.left == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_keeps_what_was_verified(tmp_path: Path, number: signal.Signals) -> None:
+    """In the middle of a launch that hangs: within five seconds, files whole, no process left."""
+    script = write_workload(tmp_path, STUCK)
+
+    with started(script, "--json", "--global-batch", "free", "--time-budget", "90s") as run:
+        wait_for(tmp_path / "stuck")
+        run.process.send_signal(number)
+        ended = run.wait()
+
+    assert ended.code == 128 + number == ended.document["exit_code"]
+    assert ended.seconds < 5
+    assert ended.left == []
+    assert ended.document["verdict"] == "interrupted"
+    assert ended.config["batch_size"] <= 32
+    assert sorted(path.name for path in ended.out.iterdir()) == sorted(FILES)
+    assert len(ended.trials) >= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_before_anything_is_known(tmp_path: Path, number: signal.Signals) -> None:
+    """The command ends as quickly and says how to go on; no half of a file is there."""
+    script = write_workload(tmp_path, STUCK_AT_ONCE)
+
+    with started(script, "--json") as run:
+        wait_for(tmp_path / "stuck")
+        run.process.send_signal(number)
+        ended = run.wait()
+
+    assert ended.code == 128 + number == ended.document["exit_code"]
+    assert ended.seconds < 5
+    assert ended.left == []
+    assert "again" in ended.error["hint"]
+    assert not set(FILES) & {path.name for path in ended.out.glob("*")}
+
+
+@pytest.mark.slow
+def test_the_terminal_interrupts_all_at_once(tmp_path: Path) -> None:
+    """Ctrl-C reaches the whole process group; no launch or worker shows a traceback for it."""
+    script = write_workload(tmp_path, STUCK)
+
+    with started(script, "--global-batch", "free", "--time-budget", "90s") as run:
+        wait_for(tmp_path / "stuck")
+        subprocess.run(["kill", "-INT", "--", f"-{run.process.pid}"], check=True)  # noqa: S607
+        ended = run.wait()
+
+    assert ended.code == 130
+    assert ended.left == []
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.slow
+def test_options_of_the_script_are_defaults(tmp_path: Path) -> None:
+    """`autotune_options` hold where the command line says nothing, and only there."""
+    options = "autotune_options = {'global_batch': 24, 'seed': 5, 'space': {'amp': ['off']}}"
+    script = write_workload(tmp_path, options)
+
+    ended = autotune(script, "--global-batch", "16", *BRIEFLY)
+
+    assert ended.document["global_batch"] == 16
+    assert {trial["config"]["amp"] for trial in ended.trials} == {"off"}
+
+
+@pytest.mark.slow
+def test_a_run_needs_no_network(tmp_path: Path) -> None:
+    """Where there is none, all is as usual: nothing is fetched and nothing is sent."""
+    if not _can_unshare():
+        pytest.skip("this machine does not let us take the network away")
+
+    ended = autotune(write_workload(tmp_path), *BRIEFLY, command=WITHOUT_NETWORK)
+
+    assert ended.code == 0
+    assert set(FILES) <= {path.name for path in ended.out.iterdir()}
+
+
+def _can_unshare() -> bool:
+    if shutil.which(WITHOUT_NETWORK[0]) is None:
+        return False
+    return subprocess.run([*WITHOUT_NETWORK, "true"], check=False).returncode == 0

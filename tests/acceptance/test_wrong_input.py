@@ -1,0 +1,193 @@
+"""Wrong input ends with the code that DESIGN 2.4 gives it, and with words that help."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from acceptance.product import BRIEFLY, Ended, autotune, write_workload
+
+pytestmark = pytest.mark.slow
+
+SCRIPTS = {
+    "no_loader_fn": "del loader_fn",
+    "no_model": "del model_fn",
+    "no_batch_size": """
+        def loader_fn(num_workers=0):
+            return DataLoader(TensorDataset(INPUTS, TARGETS), 32, num_workers=num_workers)
+    """,
+    "empty_loader": """
+        def loader_fn(batch_size=32):
+            return DataLoader(TensorDataset(INPUTS[:0], TARGETS[:0]), batch_size)
+    """,
+    "loss_of_many": """
+        def loss_fn(model, batch):
+            return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+    """,
+    "loss_of_no_tensor": """
+        def loss_fn(model, batch):
+            return "low"
+    """,
+    "unknown_batch": """
+        def loader_fn(batch_size=32):
+            return DataLoader(INPUTS, batch_size)
+    """,
+    "nothing_to_train": """
+        def model_fn():
+            return Net().requires_grad_(False)
+    """,
+    "no_parameters": """
+        def model_fn():
+            return nn.Identity()
+    """,
+    "raises_on_import": "raise KeyError('the data went away')",
+    "raises_in_loader_fn": """
+        def loader_fn(batch_size=32):
+            raise OSError("the disk is gone")
+    """,
+    "raises_in_step": """
+        class Net(Net):
+            def forward(self, inputs):
+                raise ArithmeticError("the heads do not divide the width")
+    """,
+    "unknown_option_of_script": "autotune_options = {'time_bugdet': '7s'}",
+}
+"""Name → what makes the tiny workload wrong."""
+
+OPTIONS = {
+    "unknown_knob": ("--knob", "bathc_size=8"),
+    "unknown_value": ("--knob", "amp=fp8"),
+    "no_such_device": ("--device", "cuda:97"),
+    "unknown_device": ("--device", "quantum"),
+    "size_without_meaning": ("--memory", "much"),
+    "time_without_meaning": ("--time-budget", "soon"),
+    "global_batch_of_zero": ("--global-batch", "0"),
+    "unknown_option": ("--batchsize", "8"),
+    "unknown_goal": ("--goal", "fame"),
+}
+"""Name → options that mean nothing, with the workload as it should be."""
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
+    """Every wrong script and every wrong option, run two at a time: nothing is timed here."""
+    folder = tmp_path_factory.mktemp("wrong")
+    scripts = {name: write_workload(folder, extra, name=name) for name, extra in SCRIPTS.items()}
+    right = write_workload(folder)
+
+    def run(name: str) -> Ended:
+        options = OPTIONS.get(name, ())
+        return autotune(scripts.get(name, right), *options, out=folder / "out" / name)
+
+    names = [*SCRIPTS, *OPTIONS]
+    with ThreadPoolExecutor(2) as pool:
+        return dict(zip(names, pool.map(run, names), strict=True))
+
+
+@pytest.mark.parametrize("name", sorted({*SCRIPTS, *OPTIONS} - {"raises_in_step"}))
+def test_what_is_wrong_before_the_first_step_is_code_2(ended: dict[str, Ended], name: str) -> None:
+    """One document on stdout says what was wrong; there is no traceback of ours and no process."""
+    run = ended[name]
+
+    assert run.code == run.document["exit_code"] == 2
+    assert set(run.document) == {"error", "exit_code"}
+    assert set(run.error) == {"type", "message", "hint"}
+    assert run.error["message"]
+    assert "autotune/" not in run.stderr
+    assert run.left == []
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("no_loader_fn", ["loader_fn", "def loader_fn"]),
+        ("no_model", ["model_fn", "def model_fn"]),
+        ("no_batch_size", ["batch_size", "num_workers"]),
+        ("empty_loader", ["loader_fn", "yields nothing"]),
+        ("loss_of_many", ["one number", "(32,)"]),
+        ("loss_of_no_tensor", ["loss_fn", "str"]),
+        ("unknown_batch", ["def loss_fn", "(32, 16)"]),
+        ("nothing_to_train", ["requires", "Net"]),
+        ("no_parameters", ["requires", "Identity"]),
+        ("raises_on_import", ["KeyError", "the data went away", "raises_on_import.py"]),
+        ("raises_in_loader_fn", ["OSError", "the disk is gone", "raises_in_loader_fn.py"]),
+        ("unknown_option_of_script", ["time_bugdet", "time_budget"]),
+        ("unknown_knob", ["bathc_size", "batch_size"]),
+        ("unknown_value", ["fp8", "bf16"]),
+        ("no_such_device", ["cuda:97"]),
+        ("unknown_device", ["quantum", "cpu"]),
+        ("size_without_meaning", ["much", "GiB"]),
+        ("time_without_meaning", ["soon", "min"]),
+        ("global_batch_of_zero", ["0"]),
+        ("unknown_option", ["--batchsize"]),
+        ("unknown_goal", ["fame", "memory"]),
+    ],
+)
+def test_the_words_name_what_was_seen(
+    ended: dict[str, Ended], name: str, words: list[str]
+) -> None:
+    """A message and its hint tell what was met and what would be right."""
+    error = ended[name].error
+
+    said = f"{error['message']}\n{error['hint']}"
+    assert [word for word in words if word not in said] == []
+
+
+def test_a_step_that_raises_is_code_4(ended: dict[str, Ended]) -> None:
+    """What fails is the user's own, so their traceback is shown, and none of our frames."""
+    run = ended["raises_in_step"]
+
+    assert run.code == run.document["exit_code"] == 4
+    assert "ArithmeticError: the heads do not divide the width" in run.stderr
+    assert 'raises_in_step.py", line' in run.stderr
+    assert "autotune/" not in run.stderr
+    assert run.left == []
+
+
+def test_a_missing_script_is_code_2(tmp_path: Path) -> None:
+    """A path where nothing is is told as it was given."""
+    run = autotune(tmp_path / "nowhere.py")
+
+    assert run.code == 2
+    assert "nowhere.py" in run.error["message"]
+
+
+@pytest.mark.parametrize("where", ["file/below", "/proc/autotune"])
+def test_a_folder_that_cannot_be_is_code_2(tmp_path: Path, where: str) -> None:
+    """Below a regular file, or where nobody may write: found out before any work is done."""
+    (tmp_path / "file").write_text("", "utf-8")
+    script = write_workload(tmp_path, "raise SystemExit('the script was run')")
+
+    run = autotune(script, out=tmp_path / where)
+
+    assert run.code == 2
+    assert run.error["type"] == "OutFolderUnusable"
+    assert where in run.error["message"]
+
+
+@pytest.mark.parametrize("is_last_dropped", [False, True])
+def test_a_data_set_smaller_than_the_batch_works(tmp_path: Path, is_last_dropped: bool) -> None:
+    """Ten samples and a stated batch of 32: what can be filled is tuned."""
+    script = write_workload(
+        tmp_path,
+        f"""
+        def loader_fn(batch_size=32):
+            data = TensorDataset(INPUTS[:10], TARGETS[:10])
+            return DataLoader(data, batch_size, True, drop_last={is_last_dropped})
+        """,
+    )
+
+    run = autotune(script, *BRIEFLY)
+
+    assert run.code == 0
+    assert run.config["batch_size"] <= 10
+    assert all(trial["config"]["batch_size"] <= 10 for trial in run.trials)
+
+
+def test_a_fixed_batch_size_needs_no_parameter(tmp_path: Path) -> None:
+    """A factory without `batch_size` is fine where the user fixed it."""
+    script = write_workload(tmp_path, SCRIPTS["no_batch_size"])
+
+    run = autotune(script, "--knob", "batch_size=32", *BRIEFLY)
+
+    assert run.code == 0
+    assert {trial["config"]["batch_size"] for trial in run.trials} == {32}

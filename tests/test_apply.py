@@ -1,0 +1,202 @@
+"""`apply`: a step built from a config, and settings put back afterwards."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import SGD
+
+import autotune
+from autotune.errors import OptionInvalid, WorkloadInvalid
+from autotune.space import Config
+from autotune.step.apply import device_of, settings
+
+Batch = tuple[Tensor, Tensor]
+BATCHES = [(torch.full((2, 3), float(place)), torch.tensor([0, 1])) for place in range(5)]
+
+
+@pytest.fixture(autouse=True)
+def process_settings() -> Iterator[None]:
+    """Put back what a failing test would leave."""
+    threads, benchmark = torch.get_num_threads(), torch.backends.cudnn.benchmark
+    yield
+    torch.set_num_threads(threads)
+    torch.backends.cudnn.benchmark = benchmark
+
+
+def net() -> nn.Sequential:
+    """A small network, always the same."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+
+
+def weight_of(model: nn.Module) -> Tensor:
+    """What a step changes."""
+    weight: Tensor = model.state_dict()["0.weight"]
+    return weight
+
+
+def loss_fn(model: nn.Module, batch: Batch) -> Tensor:
+    """A user's loss."""
+    loss: Tensor = model(batch[0]).square().mean()
+    return loss
+
+
+def test_the_promised_loop_trains() -> None:
+    """The loop of the documentation makes one optimizer step a window, the last one shorter."""
+    model = net()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    config = Config(batch_size=2, accumulation_steps=2)
+    lengths = []
+
+    with autotune.apply(config, model, optimizer=optimizer) as step:
+        for window in step.windows(BATCHES):
+            lengths.append(len(window))
+            step(window, loss_fn)
+
+    assert lengths == [2, 2, 1]
+    assert not torch.equal(weight_of(model), weight_of(net()))
+
+
+@pytest.mark.parametrize("is_given_once", [True, False])
+def test_a_step_is_what_the_plain_loop_does(*, is_given_once: bool) -> None:
+    """One window of two micro-batches is a step on both, with the user's own loss."""
+    ours, plain = net(), net()
+    given = {"loss_fn": loss_fn} if is_given_once else {}
+    later = [] if is_given_once else [loss_fn]
+    both = (torch.cat([BATCHES[1][0], BATCHES[2][0]]), torch.tensor([0, 1, 0, 1]))
+
+    options: dict[str, Any] = {"optimizer": SGD(ours.parameters(), lr=0.1), **given}
+    with autotune.apply({"batch_size": 2}, ours, **options) as step:
+        step(BATCHES[1:3], *later)
+    loss_fn(plain, both).backward()
+    SGD(plain.parameters(), lr=0.1).step()
+
+    assert torch.allclose(weight_of(ours), weight_of(plain), rtol=1e-6, atol=1e-7)
+
+
+def test_without_a_loss_the_batchs_form_decides() -> None:
+    """A pair with classes takes cross entropy, of the window as a whole."""
+    model = net()
+    with autotune.apply(
+        {"batch_size": 2}, model, optimizer=SGD(model.parameters(), lr=0.0)
+    ) as step:
+        loss = step(BATCHES[:1])
+
+    expected = functional.cross_entropy(model(BATCHES[0][0]), BATCHES[0][1])
+    assert torch.equal(loss, expected)
+
+
+def test_the_precision_of_the_config_is_used() -> None:
+    """Inside a step the forward pass runs in the config's precision, outside it does not."""
+    model, seen = net(), []
+
+    def watching(model: nn.Module, batch: Batch) -> Tensor:
+        seen.append(model(batch[0]).dtype)
+        return loss_fn(model, batch)
+
+    options = {"batch_size": 2, "amp": "bf16"}
+    with autotune.apply(options, model, optimizer=SGD(model.parameters(), lr=0.1)) as step:
+        step(BATCHES[:1], watching)
+        assert not torch.is_autocast_enabled("cpu")
+
+    assert seen == [torch.bfloat16]
+
+
+def test_samples_may_be_counted_otherwise() -> None:
+    """`count` weighs micro-batches whose first tensor does not say how many samples they hold."""
+    model, seen = net(), []
+
+    def count(batch: Batch) -> int:
+        seen.append(batch)
+        return len(batch[1])
+
+    options: dict[str, Any] = {"optimizer": SGD(model.parameters(), lr=0.1), "count": count}
+    with autotune.apply({"batch_size": 2}, model, **options) as step:
+        step(BATCHES[:2], loss_fn)
+
+    assert len(seen) == 2
+
+
+def test_modes_and_threads_are_put_back() -> None:
+    """Threads and the mode of every submodule are as before; what was trained stays trained."""
+    model = net()
+    model[1].eval()
+    modes = [module.training for module in model.modules()]
+    threads = torch.get_num_threads()
+    config = Config(batch_size=2, threads=threads + 1)
+
+    with autotune.apply(config, model, optimizer=SGD(model.parameters(), lr=0.1)) as step:
+        inside = (torch.get_num_threads(), {module.training for module in model.modules()})
+        step(BATCHES[:1], loss_fn)
+
+    assert inside == (threads + 1, {True})
+    assert torch.get_num_threads() == threads
+    assert [module.training for module in model.modules()] == modes
+
+
+def test_an_error_inside_puts_settings_back_and_is_shown() -> None:
+    """A user's error comes through as it is."""
+    model = net().eval()
+    threads = torch.get_num_threads()
+    config = Config(batch_size=2, threads=threads + 1)
+    context = autotune.apply(config, model, optimizer=SGD(model.parameters(), lr=0.1))
+
+    with pytest.raises(ZeroDivisionError), context as step:
+        step(BATCHES[:1], lambda *_: 1 / 0)
+
+    assert torch.get_num_threads() == threads
+    assert not model.training
+
+
+def test_a_model_that_cannot_train_is_refused() -> None:
+    """Nothing to train is said before anything is changed."""
+    model = net().eval().requires_grad_(requires_grad=False)
+    context = autotune.apply({"batch_size": 2}, model, optimizer=SGD(net().parameters(), lr=0.1))
+
+    with pytest.raises(WorkloadInvalid, match="Sequential has none"), context:
+        pass
+
+    assert not model.training
+
+
+def test_a_config_that_means_nothing_is_refused() -> None:
+    """An unknown knob is named."""
+    model = net()
+    context = autotune.apply({"batch": 2}, model, optimizer=SGD(model.parameters(), lr=0.1))
+
+    with pytest.raises(OptionInvalid, match="no knob named 'batch'"), context:
+        pass
+
+
+def test_the_device_is_where_the_trained_part_is() -> None:
+    """Frozen parts may lie elsewhere."""
+    frozen = nn.Linear(1, 1, device="meta").requires_grad_(requires_grad=False)
+
+    assert device_of(nn.Sequential(frozen, nn.Linear(1, 1))) == torch.device("cpu")
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_settings_hold_for_their_device_and_no_longer(kind: str) -> None:
+    """Threads are a CPU's, cuDNN's choice a GPU's; both are as before afterwards."""
+    threads = torch.get_num_threads()
+    config = Config(batch_size=2, threads=threads + 1, cudnn_benchmark=True)
+
+    with settings(config, torch.device(kind)):
+        inside = (torch.get_num_threads(), torch.backends.cudnn.benchmark)
+
+    assert inside == ((threads + 1, False) if kind == "cpu" else (threads, True))
+    assert (torch.get_num_threads(), torch.backends.cudnn.benchmark) == (threads, False)
+
+
+def test_settings_are_put_back_when_only_the_user_changed_them() -> None:
+    """What runs inside may change threads itself: they are put back all the same."""
+    threads = torch.get_num_threads()
+
+    with settings(Config(batch_size=2), torch.device("cpu")):
+        torch.set_num_threads(threads + 1)
+
+    assert torch.get_num_threads() == threads

@@ -1,0 +1,86 @@
+"""Phase A, memory: the largest batch size that fits."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulations import MIB, Simulation, fails_from, landscape
+
+from autotune.outcome import Crashed
+from autotune.search.fits import Fits
+from autotune.search.footing import find_footing
+from autotune.search.plan import Plan
+from autotune.search.sizes import cells, find_sizes
+from autotune.space import Config
+
+
+def climbed(simulation: Simulation, *, amp: str = "off") -> list[Config]:
+    """Return the sizes that a climb from the baseline finds to fit."""
+    launcher = simulation.launcher()
+    fits = Fits(launcher)
+    reference = find_footing(launcher, fits).reference.config
+    plan = Plan(launcher, reference)
+    return find_sizes(launcher, fits, plan, cell=replace(reference, amp=amp))
+
+
+@settings(max_examples=60)
+@given(
+    static=st.integers(50, 400),
+    slope=st.integers(1, 40),
+    optimizer=st.integers(100, 900),
+    start=st.sampled_from([1, 4, 16]),
+)
+def test_a_climb_finds_the_largest_size_that_fits(
+    static: int, slope: int, optimizer: int, start: int
+) -> None:
+    """Also where small batches are flat, and with at most three launches that run out."""
+    land = landscape(
+        peak_bytes=lambda c: max(static + slope * c.batch_size, optimizer) * MIB, launch_sd=0.0
+    )
+    simulation = Simulation(
+        landscape=land, limit_bytes=1000 * MIB, global_batch=128, baseline={"batch_size": start}
+    )
+
+    found = climbed(simulation)
+
+    fitting = [size for size in (1, 2, 4, 8, 16, 32, 64, 128) if static + slope * size <= 1000]
+    assert [config.batch_size for config in found] == fitting
+    assert len(simulation.ended("out_of_memory", phases="A")) <= 1
+
+
+def test_a_crash_costs_one_launch() -> None:
+    """From batch 16 on all die: one is tried, the others are skipped."""
+    crash = landscape(failure=fails_from(16, Crashed(reason="SIGSEGV")))
+    simulation = Simulation(landscape=crash, global_batch=128, baseline={"batch_size": 4})
+
+    found = climbed(simulation)
+
+    assert [config.batch_size for config in found] == [1, 2, 4, 8]
+    assert [t.config.batch_size for t in simulation.ended("crashed")] == [16]
+    assert {t.config.batch_size for t in simulation.ended("skipped")} == {32, 64, 128}
+
+
+def test_sizes_between_two_doublings_are_found() -> None:
+    """After 16 fits and 32 does not, 24 is tried between."""
+    simulation = Simulation(limit_bytes=500 * MIB, global_batch=96, baseline={"batch_size": 8})
+
+    assert climbed(simulation)[-1].batch_size == 24
+
+
+def test_another_precision_starts_from_what_fits() -> None:
+    """It may fit less than the first: then it is halved down to what does."""
+    fat = landscape(peak_bytes=lambda c: c.batch_size * (40 if c.amp == "bf16" else 20) * MIB)
+    simulation = Simulation(landscape=fat, limit_bytes=700 * MIB)
+
+    assert climbed(simulation, amp="bf16")[-1].batch_size == 16
+
+
+@pytest.mark.parametrize("amp", [None, ["bf16"]])
+def test_cells_are_the_precisions_of_the_space(amp: list[str] | None) -> None:
+    """The reference's own comes first, where the space has it."""
+    simulation = Simulation(space={} if amp is None else {"amp": amp})
+
+    found = [config.amp for config in cells(simulation.launcher(), simulation.task.baseline)]
+
+    assert found == (["off", "bf16"] if amp is None else ["bf16"])

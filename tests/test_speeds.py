@@ -1,0 +1,90 @@
+"""Phase A, time: seconds per sample without a loader."""
+
+from collections.abc import Callable
+
+import pytest
+from simulations import Simulation, affine, landscape, stepped
+
+from autotune.search.fits import Fits
+from autotune.search.footing import find_footing
+from autotune.search.plan import Plan
+from autotune.search.speeds import Speeds
+from autotune.space import Config
+
+
+def swept(simulation: Simulation) -> Speeds:
+    """Return the speeds of a sweep over every fp32 size of a simulation."""
+    launcher = simulation.launcher()
+    fits = Fits(launcher)
+    reference = find_footing(launcher, fits).reference.config
+    speeds = Speeds(launcher, fits, plan=Plan(launcher, reference), reference=reference)
+    task = simulation.task
+    speeds.sweep([[task.with_split(reference, split) for split in task.space.splits()]])
+    return speeds
+
+
+def dip(config: Config) -> float:
+    """A kernel that is twice as fast at 16 alone."""
+    return affine(config) * (0.5 if config.batch_size == 16 else 1.0)
+
+
+def falling(config: Config) -> float:
+    """A device that small batches suit."""
+    return 0.005 * (1 + config.batch_size / 16)
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        affine,
+        falling,
+        lambda config: 0.01 * stepped(config.batch_size, wide=8),
+        lambda config: 0.01 * stepped(config.batch_size, wide=48),
+    ],
+)
+def test_a_sweep_finds_the_fastest_size(compute: Callable[[Config], float]) -> None:
+    """Rising, falling or stepped, within 3 %."""
+    simulation = Simulation(
+        landscape=landscape(compute_seconds=compute, launch_sd=0.002),
+        global_batch=96,
+        time_seconds=900,
+    )
+    speeds = swept(simulation)
+
+    best = min(compute(config) for config in speeds.seconds)
+    splits = simulation.task.space.splits()
+    true = min(
+        compute(simulation.task.with_split(simulation.task.baseline, split)) for split in splits
+    )
+    assert best <= 1.03 * true
+
+
+def test_a_dip_beside_a_good_size_is_found() -> None:
+    """Neighbours of all that are close to the best are measured too."""
+    simulation = Simulation(landscape=landscape(compute_seconds=dip), global_batch=64)
+
+    assert swept(simulation).ranked()[0].batch_size == 16
+
+
+def test_each_size_is_measured_once() -> None:
+    """What was measured is known, whatever its loader."""
+    simulation = Simulation()
+    speeds = swept(simulation)
+    launched = simulation.budget.launches
+
+    config = speeds.ranked()[0]
+
+    assert speeds.measure(config.with_workers(2)) == speeds.of(config.with_workers(2))
+    assert simulation.budget.launches == launched
+    assert speeds.best_seconds == speeds.of(config)
+
+
+def test_a_short_budget_is_swept_coarsely() -> None:
+    """It ends with something measured, the largest size among it, and time for the verdict."""
+    slow = landscape(compute_seconds=lambda config: 8 * affine(config))
+    simulation = Simulation(landscape=slow, global_batch=64, time_seconds=400)
+    speeds = swept(simulation)
+
+    assert any(config.batch_size == 64 for config in speeds.seconds)
+    assert len(speeds.seconds) < len(simulation.task.space.splits())
+    assert simulation.budget.remaining_seconds > 50
