@@ -47,6 +47,8 @@ def main(arguments: Sequence[str]) -> int:
 @click.option("--trials", type=click.IntRange(min=1), help="Most launches.")
 @click.option("--knob", "knobs", multiple=True, metavar="NAME=V1,V2,…", help="Values to try.")
 @click.option("--goal", type=click.Choice(["throughput", "memory"]), help="What is best.")
+@click.option("--storage", help="Of the Optuna studies.  [default: study.db in the folder]")
+@click.option("--fresh", is_flag=True, default=None, help="Measure anew, keep the old beside.")
 @click.option("--seed", type=int, help="Of the search and of the data's order.  [default: 0]")
 @click.option("--json", "is_json", is_flag=True, help="One JSON document on stdout.")
 @click.option("--quiet", is_flag=True, help="No progress.")

@@ -18,6 +18,10 @@ LOADER_SETTINGS = (
 """The settings a `loader_fn` may accept, as DESIGN 2.1 names them."""
 
 
+UNKNOWN = "unknown"
+"""The source of a workload whose text cannot be read: its launches are of no use to a later run."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceFacts:
     """The device, in plain numbers.
@@ -61,6 +65,7 @@ class WorkloadFacts:
         loader_settings: Those of `LOADER_SETTINGS` that `loader_fn` accepts.
         stated_batch_size: The batch size the user stated: the `DataLoader`'s, or the default of
             `loader_fn`'s parameter; None where none was stated.
+        stated_settings: The loader settings that the user has today, of a `DataLoader` handed in.
         parameter_bytes: Bytes of parameters and buffers.
         trainable_parameters: Number of trainable scalars.
         has_convolutions: Whether a module is a convolution.
@@ -69,6 +74,7 @@ class WorkloadFacts:
         drops_last: Whether the loader drops a short last batch.
         loss: How the loss is computed: `"loss_fn"`, `"model_loss"`, `"cross_entropy"`, ….
         has_evaluation: Whether an `eval_loader_fn` was given.
+        blocks: Names of the modules that checkpointing may recompute; none where there are none.
         batch: One line that describes the first batch.
         largest_samples: Indices of the largest samples of the data set, largest first; empty
             where they cannot be known.
@@ -89,8 +95,10 @@ class WorkloadFacts:
     loss: str
     has_evaluation: bool
     batch: str
+    blocks: tuple[str, ...] = ()
     largest_samples: tuple[int, ...] = ()
     scanned_samples: int = 0
+    stated_settings: Mapping[str, Any] = field(default_factory=dict)
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -99,7 +107,9 @@ class WorkloadFacts:
         plain = {item.name: getattr(self, item.name) for item in fields(self)}
         return plain | {
             "loader_settings": list(self.loader_settings),
+            "blocks": list(self.blocks),
             "largest_samples": list(self.largest_samples),
+            "stated_settings": dict(self.stated_settings),
             "fingerprint": dict(self.fingerprint),
             "options": dict(self.options),
         }
@@ -107,7 +117,7 @@ class WorkloadFacts:
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Self:
         """Return the facts that `to_dict` wrote."""
-        lists = ("loader_settings", "largest_samples")
+        lists = ("loader_settings", "blocks", "largest_samples")
         return cls(**{**document, **{name: tuple(document[name]) for name in lists}})
 
 

@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -66,16 +66,23 @@ class Journal:
     Args:
         path: The file; begun anew where its launches are of something else.
         fingerprint: What makes launches comparable; a change of any of it makes them none.
+        largest_samples: Those that a scan found now; a scan that ends by the clock may find
+            others each time, so the first run's stay.
 
     Attributes:
         changes: What changed since the launches in the file, by name; they are kept beside.
         found: How many launches there are to recall.
+        largest_samples: Those that its launches were made with.
     """
 
-    def __init__(self, path: Path, fingerprint: Mapping[str, Any]) -> None:
+    def __init__(
+        self, path: Path, fingerprint: Mapping[str, Any], *, largest_samples: Sequence[int] = ()
+    ) -> None:
         self._path = path
         self._entries: dict[str, list[Entry]] = defaultdict(list)
-        head, lines = _read(path)
+        first, lines = _read(path)
+        head = first.get("fingerprint", {})
+        self.largest_samples = tuple(largest_samples)
         self.changes = tuple(
             name
             for name in sorted({*head, *fingerprint})
@@ -85,6 +92,7 @@ class Journal:
         if self.changes or not head:
             self._begin(fingerprint)
             return
+        self.largest_samples = tuple(first["largest_samples"])
         for line in lines:
             self._entries[line["key"]].append(_entry(line))
             self.found += 1
@@ -111,11 +119,21 @@ class Journal:
 
     def _begin(self, fingerprint: Mapping[str, Any]) -> None:
         if self._path.exists():
-            number = 1
-            while self._path.with_name(f"{self._path.stem}-{number}.jsonl").exists():
-                number += 1
-            self._path.rename(self._path.with_name(f"{self._path.stem}-{number}.jsonl"))
-        _append(self._path, {"schema_version": SCHEMA_VERSION, "fingerprint": dict(fingerprint)})
+            set_aside(self._path)
+        first = {
+            "schema_version": SCHEMA_VERSION,
+            "fingerprint": dict(fingerprint),
+            "largest_samples": list(self.largest_samples),
+        }
+        _append(self._path, first)
+
+
+def set_aside(path: Path) -> Path:
+    """Keep a journal beside its place, under a number; return where it lies now."""
+    number = 1
+    while path.with_name(f"{path.stem}-{number}{path.suffix}").exists():
+        number += 1
+    return path.rename(path.with_name(f"{path.stem}-{number}{path.suffix}"))
 
 
 def remembering(runner: Runner, journal: Journal, *, clock: Callable[[], float]) -> Runner:
@@ -165,16 +183,16 @@ def _entry(line: Mapping[str, Any]) -> Entry:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the fingerprint and the launches of a file; a last line without an end is ignored."""
+    """Return the first line and the launches of a file; a last line without an end is ignored."""
     if not path.exists():
         return {}, []
     *lines, _unfinished = path.read_text(encoding="utf-8").split("\n")
     if not lines:
         return {}, []
-    head, *rest = map(json.loads, lines)
-    if head.get("schema_version") != SCHEMA_VERSION:
-        return {"schema_version": head.get("schema_version")}, []
-    return head["fingerprint"], rest
+    first, *rest = map(json.loads, lines)
+    if first.get("schema_version") != SCHEMA_VERSION:
+        return {"fingerprint": {"schema_version": first.get("schema_version")}}, []
+    return first, rest
 
 
 def _append(path: Path, line: Mapping[str, Any]) -> None:

@@ -23,6 +23,9 @@ CPU_MARGIN = 0.15
 CUDA_MARGIN = 0.05
 """As `CPU_MARGIN`, of a GPU: what libraries take outside the allocator (METHOD.md D.1)."""
 
+ROUNDED_BITS = 5
+"""Of a default limit; what is lost is 6 % at most."""
+
 SCAN_SHARE = 0.03
 """Of the budget, for the scan after the largest samples (DESIGN 8.1)."""
 
@@ -42,6 +45,9 @@ class Options:
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
         seed: Of the search and of the data's order.
         out: Folder of the results.
+        fresh: Whether to measure anew what an earlier run in that folder measured.
+        storage: Of the Optuna studies; None keeps them in the folder.
+        study_name: Of the studies in that storage; None makes one of what is tuned.
 
     Raises:
         OptionInvalid: If a value means nothing.
@@ -57,6 +63,9 @@ class Options:
     device: str | None = None
     seed: int | None = None
     out: str | None = None
+    fresh: bool | None = None
+    storage: str | None = None
+    study_name: str | None = None
 
     def __post_init__(self) -> None:
         parse_duration(self.time_budget or DEFAULT_TIME_BUDGET)
@@ -112,5 +121,11 @@ class Options:
         if self.memory is not None:
             return parse_bytes(self.memory, free_bytes=free)
         if survey.device.kind == "cpu":
-            return int((1 - CPU_MARGIN) * (free - survey.overhead_bytes))
-        return int((1 - CUDA_MARGIN) * free)
+            return _rounded(int((1 - CPU_MARGIN) * (free - survey.overhead_bytes)))
+        return _rounded(int((1 - CUDA_MARGIN) * free))
+
+
+def _rounded(limit_bytes: int) -> int:
+    """Return a default limit rounded down, so that the next run on this machine has it too."""
+    step = 1 << max(limit_bytes.bit_length() - ROUNDED_BITS, 0)
+    return limit_bytes // step * step

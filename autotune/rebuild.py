@@ -4,6 +4,7 @@ import copy
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
 
 from autotune.errors import WorkloadInvalid
@@ -52,6 +53,13 @@ class Rebuilt:
             "pin_memory": self.loader.pin_memory,
             "persistent_workers": self.loader.persistent_workers,
         }
+
+    @property
+    def generators(self) -> list[torch.Generator]:
+        """The random number generators that its loaders draw from, which are the user's own."""
+        holders = (self.loader, self.loader.sampler)
+        found = [getattr(holder, "generator", None) for holder in holders]
+        return [item for item in found if isinstance(item, torch.Generator)]
 
     def __call__(
         self,

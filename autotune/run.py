@@ -3,17 +3,18 @@
 import hashlib
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
 
 from autotune.candidates import build_space, resolve_baseline
-from autotune.facts import Survey, WorkloadFacts
+from autotune.facts import UNKNOWN, Survey, WorkloadFacts
+from autotune.journal import Journal, remembering, set_aside
 from autotune.machine import machine_of, versions
 from autotune.options import Options
 from autotune.outcome import Report, Request, Trial
-from autotune.output.files import RECORDS, STUDY, TRIALS, OutFolder, TrialLog
+from autotune.output.files import JOURNAL, RECORDS, STUDY, TRIALS, OutFolder, TrialLog
 from autotune.output.terminal import Progress
 from autotune.output.write import write_all
 from autotune.result import Result
@@ -21,9 +22,11 @@ from autotune.search.budget import Budget
 from autotune.search.search import Decision, Search
 from autotune.search.studies import Studies
 from autotune.search.task import Task
+from autotune.space import Config
 from autotune.summary import Summary
 from autotune.trial.isolate import Isolated, preload_of_script
 from autotune.trial.order import Source, refuse_inside_launch
+from autotune.version import __version__
 
 if TYPE_CHECKING:
     from autotune.workload import Workload
@@ -118,36 +121,59 @@ class Run:
         survey = self._runner.survey(scan_seconds=self._options.scan_seconds)
         options = self._options.over(survey.workload.options)
         files = files or _Files.of(options.out)
-        task = make_task(survey, options)
-        files.out.start_run()
-        with Progress(is_quiet=not progress) as watch:
-            decision = self._search(task, options, files.out, watch)
-        summary = self._summary(task, options, decision)
-        written = write_all(summary, files.out)
+        with files.out.locked():
+            journal = self._journal(files.out, survey, is_fresh=bool(options.fresh))
+            task = make_task(survey, options, largest_samples=journal.largest_samples)
+            with Progress(is_quiet=not progress) as watch:
+                decision = self._search(task, options, files.out, journal, watch)
+            summary = self._summary(task, options, decision)
+            written = write_all(summary, files.out)
+        records = {name: files.out.file(name) for name in RECORDS if files.out.file(name).exists()}
         return Result(
             summary=summary,
-            files=written | {name: files.out.file(name) for name in RECORDS},
+            files=written | records,
             live_workload=self._live_workload,
             folder=files.kept,
         )
 
-    def _search(self, task: Task, options: Options, out: OutFolder, watch: Progress) -> Decision:
+    def _journal(self, out: OutFolder, survey: Survey, *, is_fresh: bool) -> Journal:
+        """Open the launches of earlier runs in the folder; say what they are worth now."""
+        found = fingerprint_of(survey)
+        is_known = found["source"] != UNKNOWN
+        path = out.file(JOURNAL)
+        if (is_fresh or not is_known) and path.exists():
+            set_aside(path)
+        journal = Journal(path, found, largest_samples=survey.workload.largest_samples)
+        out.start_run(is_continued=journal.found > 0)
+        if journal.changes:
+            changed = ", ".join(journal.changes)
+            self._notes += (f"earlier launches lie beside, unused, since this changed: {changed}",)
+        elif not is_known:
+            self._notes += (
+                "a later run will not use these launches: the source of the objects is unknown",
+            )
+        return journal
+
+    def _search(
+        self, task: Task, options: Options, out: OutFolder, journal: Journal, watch: Progress
+    ) -> Decision:
         """Return the search's decision; after an interrupt the best that was verified by then."""
         log = TrialLog(out.file(TRIALS))
+        studies = Studies(
+            options.storage or f"sqlite:///{out.file(STUDY).resolve()}",
+            options.study_name or signature(task),
+            space=task.space,
+            baseline=task.baseline,
+            limit_bytes=task.limit_bytes,
+            seed=task.seed,
+        )
         search = Search(
             task,
-            self._runner,
+            remembering(self._runner, journal, clock=time.monotonic),
             budget=self._budget(options),
             record=lambda trial: self._record(trial, log),
             watch=watch,
-            studies=Studies(
-                f"sqlite:///{out.file(STUDY).resolve()}",
-                signature(task),
-                space=task.space,
-                baseline=task.baseline,
-                limit_bytes=task.limit_bytes,
-                seed=task.seed,
-            ),
+            studies=studies,
         )
         try:
             return search.run()
@@ -197,15 +223,27 @@ class Run:
         )
 
 
-def make_task(survey: Survey, options: Options) -> Task:
+def fingerprint_of(survey: Survey) -> dict[str, Any]:
+    """Return what must be the same for a launch to be worth something in another run."""
+    device = survey.device
+    return dict(survey.workload.fingerprint) | {
+        "device": f"{device.kind} {device.name}",
+        "usable cores": device.usable_cores,
+        "versions": versions(),
+        "autotune": __version__,
+    }
+
+
+def make_task(survey: Survey, options: Options, *, largest_samples: tuple[int, ...]) -> Task:
     """Return what the search is asked, from what is known and what was asked for.
 
     Raises:
         OptionInvalid: If the options contradict the workload, the device or each other.
     """
-    workload, device = survey.workload, survey.device
+    device = survey.device
+    workload = replace(survey.workload, largest_samples=largest_samples)
     baseline, global_batch = resolve_baseline(
-        workload, device, given=options.baseline, global_batch=options.global_batch
+        workload, device, given=baseline_of(survey, options), global_batch=options.global_batch
     )
     return Task(
         space=build_space(
@@ -222,6 +260,16 @@ def make_task(survey: Survey, options: Options) -> Task:
         goal=options.goal or "throughput",
         seed=options.seed or 0,
     )
+
+
+def baseline_of(survey: Survey, options: Options) -> Mapping[str, Any] | Config | None:
+    """Return what the user has today: what was given, over the settings of their `DataLoader`."""
+    if isinstance(options.baseline, Config):
+        return options.baseline
+    ignored = {"batch_size"} | ({"pin_memory"} if survey.device.kind == "cpu" else set())
+    stated = survey.workload.stated_settings
+    today = {name: value for name, value in stated.items() if name not in ignored}
+    return today | dict(options.baseline or {})
 
 
 def signature(task: Task) -> str:

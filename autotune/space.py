@@ -21,6 +21,9 @@ MOST_WORKERS = 16
 PREFETCH_FACTORS = (2, 4, 8)
 """Batches that each worker may prepare ahead; 2 is PyTorch's default."""
 
+CHECKPOINTING = ("off", "full")
+"""Every value of the knob `checkpointing`, cheapest first (MEMORY.md D)."""
+
 SWITCHES = ("persistent_workers", "pin_memory", "cudnn_benchmark")
 """The knobs that are on or off."""
 
@@ -35,6 +38,7 @@ class Config:
         batch_size: Samples in a micro-batch, on each device.
         accumulation_steps: Micro-batches whose gradients make one optimizer step.
         amp: Precision of autocast: `"off"`, `"bf16"`, or `"fp16"` with a GradScaler.
+        checkpointing: What is recomputed for backward: nothing, or with `"full"` every block.
         num_workers: Loader processes; 0 loads in the training process.
         prefetch_factor: Batches that each worker prepares ahead; None without workers.
         persistent_workers: Whether workers live on between epochs; False without workers.
@@ -52,6 +56,7 @@ class Config:
     batch_size: int
     accumulation_steps: int = 1
     amp: str = "off"
+    checkpointing: str = "off"
     num_workers: int = 0
     prefetch_factor: int | None = None
     persistent_workers: bool = False
@@ -60,16 +65,12 @@ class Config:
     threads: int | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("batch_size", 1), ("accumulation_steps", 1), ("num_workers", 0)):
-            _require_count(name, getattr(self, name), least)
-        for name in ("prefetch_factor", "threads"):
-            if getattr(self, name) is not None:
-                _require_count(name, getattr(self, name), 1)
-        if self.amp not in PRECISIONS:
-            raise OptionInvalid(f"amp needs one of {', '.join(PRECISIONS)}, but got {self.amp!r}")
-        for name in SWITCHES:
-            if not isinstance(getattr(self, name), bool):
-                raise OptionInvalid(f"{name} needs on or off, but got {getattr(self, name)!r}")
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if value is not None or name not in _MAY_BE_NONE:
+                _require_count(name, value, least)
+        for name, choices in _CHOICES.items():
+            _require_choice(name, getattr(self, name), choices)
         if self.num_workers == 0 and (self.prefetch_factor is not None or self.persistent_workers):
             raise OptionInvalid(
                 "prefetch_factor and persistent_workers need at least one loader worker, "
@@ -115,6 +116,8 @@ class Config:
         if self.accumulation_steps > 1:
             parts[0] += f" x {self.accumulation_steps}"
         parts.append("fp32" if self.amp == "off" else self.amp)
+        if self.checkpointing != "off":
+            parts.append("checkpointed")
         if self.num_workers:
             parts.append(f"{self.num_workers} worker{'s' * (self.num_workers > 1)}")
             if self.prefetch_factor != PREFETCH_FACTORS[0]:
@@ -123,6 +126,25 @@ class Config:
             parts.append(f"{self.threads} thread{'s' * (self.threads > 1)}")
         switches = {"pinned memory": self.pin_memory, "cudnn.benchmark": self.cudnn_benchmark}
         return ", ".join(parts + [name for name, is_on in switches.items() if is_on])
+
+
+_LEAST = {
+    "batch_size": 1,
+    "accumulation_steps": 1,
+    "num_workers": 0,
+    "prefetch_factor": 1,
+    "threads": 1,
+}
+_MAY_BE_NONE = ("prefetch_factor", "threads")
+_CHOICES = {"amp": PRECISIONS, "checkpointing": CHECKPOINTING, **dict.fromkeys(SWITCHES)}
+"""The values of a knob that has few; None for a switch, which is on or off."""
+
+
+def _require_choice(name: str, value: object, choices: tuple[str, ...] | None) -> None:
+    if choices is None and not isinstance(value, bool):
+        raise OptionInvalid(f"{name} needs on or off, but got {value!r}")
+    if choices is not None and value not in choices:
+        raise OptionInvalid(f"{name} needs one of {', '.join(choices)}, but got {value!r}")
 
 
 def _require_count(name: str, value: object, least: int) -> None:

@@ -12,16 +12,18 @@ from autotune.space import Config
 if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
+    from torch.utils.data import DataLoader, Dataset
 
 
 def fit(
     model: "nn.Module | Callable[[], nn.Module]",
-    loader_fn: Callable[..., Iterable[Any]],
+    loader_fn: "Callable[..., Iterable[Any]] | DataLoader[Any] | Dataset[Any]",
     *,
     loss_fn: "Callable[[nn.Module, Any], Any] | None" = None,
     optimizer_fn: "Callable[[Any], Optimizer] | None" = None,
     eval_loader_fn: Callable[..., Iterable[Any]] | None = None,
     batch_size_fn: Callable[[Any], int] | None = None,
+    checkpoint_blocks: Sequence[str] | None = None,
     baseline: Config | Mapping[str, Any] | None = None,
     global_batch: GlobalBatch = None,
     memory: str | float | None = None,
@@ -31,6 +33,8 @@ def fit(
     goal: Goal | None = None,
     device: str | None = None,
     isolate: bool | None = None,
+    storage: str | None = None,
+    study_name: str | None = None,
     seed: int | None = None,
     out: str | Path | None = None,
     progress: bool = True,
@@ -42,11 +46,14 @@ def fit(
 
     Args:
         model: The model, or a function that makes it.
-        loader_fn: Makes a loader from those loader settings that its signature accepts.
+        loader_fn: Makes a loader from those loader settings that its signature accepts; or a
+            `DataLoader`, which is rebuilt with other settings, or a `Dataset`.
         loss_fn: `loss_fn(model, batch)`: a mean over the batch, or `(loss_sum, count)`.
         optimizer_fn: Makes the optimizer of the parameters; AdamW by default.
         eval_loader_fn: As `loader_fn`, for evaluation: probed for memory.
         batch_size_fn: Samples in a batch; the leading dimension by default.
+        checkpoint_blocks: Names of modules or classes that may be checkpointed; what the model
+            repeats by default.
         baseline: The configuration of today, knob → value; PyTorch's defaults by default.
         global_batch: Samples per optimizer step, which are kept; `"free"` bounds them by memory.
         memory: The limit: bytes, `"20GiB"` or `"80%"` of what is free.
@@ -57,6 +64,8 @@ def fit(
         device: `"auto"` (default), `"cpu"`, `"cuda"` or `"cuda:N"`.
         isolate: Whether launches have processes of their own: by default where the workload can
             be sent to one.
+        storage: URL of the Optuna studies; `study.db` in the folder by default.
+        study_name: Of the studies in that storage.
         seed: Of the search and of the data's order.
         out: Folder for the files; without it `result.save(...)` writes them.
         progress: Whether to show progress on stderr.
@@ -84,6 +93,8 @@ def fit(
         space=space,
         goal=goal,
         device=device,
+        storage=storage,
+        study_name=study_name,
         seed=seed,
         out=None if out is None else str(out),
     )
@@ -94,6 +105,7 @@ def fit(
         optimizer_fn=optimizer_fn,
         eval_loader_fn=eval_loader_fn,
         batch_size_fn=batch_size_fn,
+        checkpoint_blocks=checkpoint_blocks,
     )
     with open_live(workload, device=options.device, isolate=isolate) as (runner, notes):
         return Run(

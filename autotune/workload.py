@@ -14,19 +14,14 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim import AdamW, Optimizer
+from torch.utils.data import DataLoader, Dataset
 
 from autotune.errors import WorkloadInvalid
 from autotune.facts import LOADER_SETTINGS
+from autotune.rebuild import EXAMPLE_FACTORY, FromDataset, Rebuilt
 from autotune.space import Config
 
-EXAMPLE_SCRIPT = """\
-def model_fn():
-    return MyModel()
-
-def loader_fn(batch_size, num_workers, prefetch_factor, pin_memory, persistent_workers):
-    return DataLoader(dataset, batch_size, shuffle=True, num_workers=num_workers,
-                      prefetch_factor=prefetch_factor, pin_memory=pin_memory,
-                      persistent_workers=persistent_workers)"""
+EXAMPLE_SCRIPT = f"def model_fn():\n    return MyModel()\n\n{EXAMPLE_FACTORY}"
 
 _FUNCTIONS = ("loss_fn", "optimizer_fn", "eval_loader_fn", "batch_size_fn")
 
@@ -42,6 +37,8 @@ class Workload:
         optimizer_fn: Makes an optimizer of parameters; None takes AdamW.
         eval_loader_fn: As `loader_fn`, for evaluation; None where there is none.
         batch_size_fn: Samples in a batch; None counts the leading dimension.
+        checkpoint_blocks: Names of modules or classes that may be checkpointed; None finds what
+            the model repeats.
         options: Default keyword arguments of `fit`, from the script.
         script: Where it came from; None for live objects.
     """
@@ -52,6 +49,7 @@ class Workload:
     optimizer_fn: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None
     eval_loader_fn: Callable[..., Iterable[Any]] | None = None
     batch_size_fn: Callable[[Any], int] | None = None
+    checkpoint_blocks: Sequence[str] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     script: str | None = None
 
@@ -67,6 +65,11 @@ class Workload:
     def live_model(self) -> nn.Module | None:
         """The user's own model, where one was handed in; None where a function makes it."""
         return self.model_fn.model if isinstance(self.model_fn, _Handed) else None
+
+    @property
+    def generators(self) -> list[torch.Generator]:
+        """The random number generators of a `DataLoader` handed in."""
+        return self.loader_fn.generators if isinstance(self.loader_fn, Rebuilt) else []
 
     def build_model(self, device: torch.device) -> nn.Module:
         """Return the model on the device, in training mode.
@@ -121,8 +124,14 @@ class Workload:
             )
         return loader
 
+    def stated_settings(self) -> dict[str, Any]:
+        """Return the loader settings that the user has today, of a `DataLoader` handed in."""
+        return self.loader_fn.stated_settings if isinstance(self.loader_fn, Rebuilt) else {}
+
     def stated_batch_size(self) -> int | None:
-        """Return the default of `loader_fn`'s `batch_size`, where the user wrote one."""
+        """Return the `DataLoader`'s batch size, or the default of `loader_fn`'s `batch_size`."""
+        if isinstance(self.loader_fn, Rebuilt):
+            return self.loader_fn.stated_batch_size
         parameter = _parameters(self.loader_fn).get("batch_size")
         default = None if parameter is None else parameter.default
         return default if isinstance(default, int) and not isinstance(default, bool) else None
@@ -169,22 +178,41 @@ def require_batch_size(workload: Workload, fixed: Sequence[object] | int | None)
 
 def live_workload(
     model: nn.Module | Callable[[], nn.Module],
-    loader_fn: Callable[..., Iterable[Any]],
+    loader_fn: "Callable[..., Iterable[Any]] | DataLoader[Any] | Dataset[Any]",
     **functions: Any,
 ) -> Workload:
     """Return the workload of live objects; `functions` are the optional ones of a script.
 
+    Args:
+        model: The model, or a function that makes it.
+        loader_fn: A loader factory; or a `DataLoader` or a `Dataset` to make one of.
+        functions: The optional ones, by name.
+
     Raises:
         WorkloadInvalid: If one of them is not what it needs to be.
     """
+    functions["loader_fn"] = loader_factory(loader_fn)
+    if functions.get("eval_loader_fn") is not None:
+        functions["eval_loader_fn"] = loader_factory(functions["eval_loader_fn"])
     if isinstance(model, nn.Module):
-        return Workload(model_fn=_Handed(model), loader_fn=loader_fn, **functions)
+        return Workload(model_fn=_Handed(model), **functions)
     if not callable(model):
         raise WorkloadInvalid(
             "fit needs a torch.nn.Module, or a function that makes one, "
             f"but got {type(model).__name__}"
         )
-    return Workload(model_fn=model, loader_fn=loader_fn, **functions)
+    return Workload(model_fn=model, **functions)
+
+
+def loader_factory(given: object) -> Any:
+    """Return a loader factory: what was given, or one made of a `DataLoader` or a `Dataset`.
+
+    Raises:
+        WorkloadInvalid: If the batch size of a `DataLoader` cannot be changed from outside.
+    """
+    if isinstance(given, DataLoader):
+        return Rebuilt(given)
+    return FromDataset(given) if isinstance(given, Dataset) else given
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,11 @@ import os
 import re
 import sqlite3
 import tempfile
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from autotune.errors import OutFolderUnusable
 from autotune.outcome import Trial
@@ -20,8 +23,14 @@ from autotune.version import __version__
 
 CONFIG, LOOP, REPORT_MD, REPORT_HTML = "config.json", "train.py", "report.md", "report.html"
 TRIALS, STUDY = "trials.jsonl", "study.db"
+JOURNAL = "launches.jsonl"
+"""Not of the contract: what a later run in the same folder needs not measure again."""
+
 FILE_NAMES = (CONFIG, LOOP, REPORT_MD, REPORT_HTML, TRIALS, STUDY)
 """Every file of a run, as DESIGN 2.5 names them."""
+
+LOCK = ".autotune.lock"
+"""Held while a run writes to the folder."""
 
 RECORDS = (TRIALS, STUDY)
 """What grows while a run goes on; an earlier run's are kept beside."""
@@ -92,8 +101,32 @@ class OutFolder:
         """Return where one of `FILE_NAMES` lies."""
         return self.path / name
 
-    def start_run(self) -> tuple[Path, ...]:
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other runs out of the folder; a killed run's lock is gone with it.
+
+        Raises:
+            OutFolderUnusable: If another run is at work there.
+        """
+        lock = FileLock(self.path / LOCK)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise OutFolderUnusable(
+                f"another run is writing to {self.path}",
+                hint="wait for it, or name another folder with --out (in Python: out=...)",
+            ) from None
+        try:
+            yield
+        finally:
+            lock.release()
+            (self.path / LOCK).unlink(missing_ok=True)
+
+    def start_run(self, *, is_continued: bool = False) -> tuple[Path, ...]:
         """Keep an earlier run's records, and text that was edited since, under a numbered name.
+
+        Args:
+            is_continued: Whether its study goes on, with what it has.
 
         Returns:
             Where they lie now: `trials-1.jsonl`, `study-1.db`, ….
@@ -101,7 +134,8 @@ class OutFolder:
         Raises:
             OutFolderUnusable: If one of them could not be renamed.
         """
-        kept = [name for name in RECORDS if _is_filled(self.file(name))]
+        records = [TRIALS] if is_continued else RECORDS
+        kept = [name for name in records if _is_filled(self.file(name))]
         kept += [name for name in _COMMENTS if is_edited(self.file(name))]
         number = 1
         while any(_numbered(self.file(name), number).exists() for name in kept):

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from autotune.errors import WorkloadInvalid
 from autotune.space import Config
 from autotune.step.batch import count_samples
+from autotune.step.checkpointing import blocks_named, checkpointed, find_blocks
 from autotune.step.precision import make_scaler
 from autotune.step.window import LossFn, Stepper, windows
 
@@ -53,11 +54,12 @@ def apply(
     optimizer: Optimizer,
     loss_fn: LossFn | None = None,
     count: Callable[[Any], int] = count_samples,
+    checkpoint_blocks: Sequence[str] | None = None,
 ) -> Iterator[Step]:
     """Set the process to a config for the length of a `with`, then put its settings back.
 
     What training itself changes (weights, optimizer state) stays changed; threads,
-    `cudnn.benchmark` and the model's training mode are as before.
+    `cudnn.benchmark`, checkpointing and the model's training mode are as before.
 
     Args:
         config: A config, or knob → value as `config.json` holds it.
@@ -65,6 +67,7 @@ def apply(
         optimizer: The optimizer of its parameters.
         loss_fn: `loss_fn(model, batch)`, where the steps are not given one.
         count: Samples in a batch.
+        checkpoint_blocks: Names of modules or classes to checkpoint; None finds what repeats.
 
     Yields:
         A `Step`: called with a window of batches it makes one optimizer step.
@@ -84,13 +87,38 @@ def apply(
         count=count,
     )
     modes = [(module, module.training) for module in model.modules()]
-    with settings(wanted, device):
+    blocks = blocks_of(model, wanted, named=checkpoint_blocks)
+    with settings(wanted, device), checkpointed(model, blocks):
         model.train()
         try:
             yield Step(wanted, stepper)
         finally:
             for module, was_training in modes:
                 module.training = was_training
+
+
+def blocks_of(model: nn.Module, config: Config, *, named: Sequence[str] | None = None) -> list[str]:
+    """Return the modules that a config checkpoints.
+
+    Args:
+        model: Whose modules.
+        config: Which asks for checkpointing or not.
+        named: Names of modules or classes that the user gave; None finds what repeats.
+
+    Raises:
+        WorkloadInvalid: If one of them is not in the model.
+    """
+    if config.checkpointing == "off":
+        return []
+    if named is None:
+        return find_blocks(model)
+    try:
+        return blocks_named(model, named)
+    except ValueError as error:
+        raise WorkloadInvalid(
+            f"checkpoint_blocks: {error}",
+            hint=f"found by structure: {', '.join(find_blocks(model)) or 'none'}",
+        ) from None
 
 
 def device_of(model: nn.Module) -> torch.device:

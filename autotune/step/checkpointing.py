@@ -35,6 +35,25 @@ def find_blocks(model: nn.Module) -> list[str]:
     return found
 
 
+def blocks_named(model: nn.Module, names: Sequence[str]) -> list[str]:
+    """Return the names of the modules that were named, each by its own name or its class's.
+
+    Raises:
+        ValueError: If a model has no module and no class of one of these names.
+    """
+    found: list[str] = []
+    for wanted in names:
+        matching = [
+            name
+            for name, module in model.named_modules(remove_duplicate=False)
+            if wanted in (name, type(module).__name__)
+        ]
+        if not matching:
+            raise ValueError(f"{type(model).__name__} has no module or class named {wanted!r}")
+        found += [name for name in matching if name not in found]
+    return found
+
+
 def _repeated(container: nn.Module) -> list[str]:
     """Return the names of those children that are of the most frequent class with parts."""
     children = {
@@ -63,7 +82,7 @@ def checkpointed(model: nn.Module, blocks: Sequence[str]) -> Iterator[None]:
     """
     modules = {id(module): module for module in map(model.get_submodule, blocks)}
     for module in modules.values():
-        module.forward = _Checkpointed(module)  # type: ignore[method-assign]
+        module.forward = _Checkpointed(module)
     caching = _caching_settings(model) if modules else []
     for settings in caching:
         settings.use_cache = False

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 from torch.utils.data import DataLoader
 
+from autotune.facts import UNKNOWN
 from autotune.step.batch import tensors_in
 from autotune.trial.sources import local_sources
 from autotune.workload import Workload
@@ -24,7 +25,7 @@ def fingerprint(workload: Workload, model: nn.Module, batch: Any, loader: object
     dataset = getattr(loader, "dataset", None)
     kind = type(dataset if isinstance(loader, DataLoader) else loader).__qualname__
     return {
-        "source": _source_hash(workload),
+        "source": _source_hash(workload, model),
         "tensors": _hash(parts),
         "modules": _hash(modules),
         "batch": _hash((type(batch).__name__, tensors)),
@@ -41,14 +42,20 @@ def dataset_length(loader: object) -> int | None:
         return None
 
 
-def _source_hash(workload: Workload) -> str:
+def _source_hash(workload: Workload, model: nn.Module) -> str:
     """Return a hash of the script and its local imports, or of the live objects' sources."""
     if workload.script is not None:
         return _hash([path.read_text("utf-8") for path in local_sources(Path(workload.script))])
+    functions = [getattr(workload, name) for name in _FUNCTIONS]
+    code = [item if inspect.isroutine(item) else type(item) for item in functions if item]
+    kinds = sorted({type(module) for module in model.modules()}, key=lambda kind: kind.__qualname__)
     try:
-        return _hash([inspect.getsource(workload.loader_fn)])
+        return _hash([inspect.getsource(item) for item in (*code, *kinds)])
     except (OSError, TypeError):
-        return "unknown"
+        return UNKNOWN
+
+
+_FUNCTIONS = ("loader_fn", "loss_fn", "optimizer_fn", "eval_loader_fn", "batch_size_fn")
 
 
 def _hash(value: object) -> str:

@@ -19,26 +19,37 @@ from torch.amp.grad_scaler import GradScaler
 from autotune.outcome import Invalid, Measured, Measurement, Outcome
 from autotune.space import Config
 from autotune.step.batch import map_parts, tensors_in
+from autotune.step.checkpointing import checkpointed
 from autotune.step.dropout import without_dropout
 from autotune.step.precision import AUTOCAST_DTYPES
 from autotune.step.window import Stepper
 
 SENSITIVITY = 2.0
 """Times the effect of moving parameters and inputs that autocast may add, since it rounds
-activations as well. With `SHAKES` and a second window, 1 of 810 small networks was distrusted
-wrongly (widths 8 to 128, depths 1 to 12, 4 to 64 samples), and none of 16 samples or more."""
+activations as well."""
 
 SHAKES = 3
 """Random moves, of which each gradient's largest counts: where a ReLU changes sides a gradient
 jumps, and one move may miss what rounding meets."""
 
-RELATIVE = 0.02
-"""Of its own norm, by which a gradient may differ under autocast: bf16 keeps 8 bits, and a sum of
-products of two rounded factors is off by up to 3 × 2⁻⁸ of its largest terms."""
+RELATIVE = 0.05
+"""Of its own norm, by which a gradient may differ under autocast. bf16 keeps 8 bits; the
+roundings of 24 layers of activations added up to 0.07, with what moves add to this allowance."""
 
 FLOOR = 0.005
-"""Of the model's root-mean-square gradient: what is smaller is rounding noise. Biases before a
-softmax or a normalisation have a gradient of zero; seen there: up to 0.0013."""
+"""Of the model's root-mean-square gradient: what is smaller is rounding noise."""
+
+UNREST = 0.25
+"""As above, of the root-mean-square effect of moves: where all gradients are restless, as between
+batch normalisations, small ones are no calmer."""
+
+VANISHING = 0.5
+"""Of the root-mean-square gradient, where a gradient itself is below the floor: that of a bias
+before a normalisation is zero, and under autocast up to 0.25."""
+
+# With these figures the largest error was 0.9 times what is allowed on 14 kinds of networks of
+# torchvision, BERT, GPT-2, an LSTM and 24 layers with tanh; and 1 of 810 small networks of fully
+# connected layers was distrusted wrongly (widths 8 to 128, depths 1 to 12, 4 to 64 samples).
 
 SPLIT_RELATIVE = 1e-3
 SPLIT_FLOOR = 1e-4
@@ -68,17 +79,26 @@ class Tolerance:
     Args:
         relative: Share of a gradient's own norm.
         floor: Share of the model's root-mean-square gradient.
+        vanishing: The same, for gradients that are themselves below the floor.
     """
 
     relative: float
     floor: float
+    vanishing: float
 
 
-ROUNDED = Tolerance(relative=RELATIVE, floor=FLOOR)
-EXACT = Tolerance(relative=SPLIT_RELATIVE, floor=SPLIT_FLOOR)
+ROUNDED = Tolerance(relative=RELATIVE, floor=FLOOR, vanishing=VANISHING)
+EXACT = Tolerance(relative=SPLIT_RELATIVE, floor=SPLIT_FLOOR, vanishing=SPLIT_FLOOR)
 
 
-def check(stepper: Stepper, window: Sequence[Any], *, config: Config, baseline: Config) -> Outcome:
+def check(
+    stepper: Stepper,
+    window: Sequence[Any],
+    *,
+    config: Config,
+    baseline: Config,
+    blocks: Sequence[str] = (),
+) -> Outcome:
     """Compare a config's gradients with the baseline's.
 
     Args:
@@ -88,6 +108,7 @@ def check(stepper: Stepper, window: Sequence[Any], *, config: Config, baseline: 
             wrong on all samples, while rounding is at worst on few.
         config: Whose precision and split are to be trusted.
         baseline: What they are compared with.
+        blocks: What checkpointing recomputes.
 
     Returns:
         `Measured` where they agree, `Invalid` with the first reason where they do not.
@@ -95,6 +116,10 @@ def check(stepper: Stepper, window: Sequence[Any], *, config: Config, baseline: 
     with without_dropout(stepper.model):
         if _must_split_agree(config, baseline):
             reason = _compare_split(stepper, window[:PIECES])
+            if reason:
+                return Invalid(reason=reason)
+        if config.checkpointing != baseline.checkpointing:
+            reason = _compare_recomputed(stepper, window[:PIECES], blocks)
             if reason:
                 return Invalid(reason=reason)
         if config.amp != baseline.amp:
@@ -112,6 +137,14 @@ def _must_split_agree(config: Config, baseline: Config) -> bool:
     return config.batch_size != baseline.batch_size and (
         is_same_step or config.accumulation_steps > 1
     )
+
+
+def _compare_recomputed(stepper: Stepper, window: Sequence[Any], blocks: Sequence[str]) -> str:
+    reference = gradients(stepper, window)
+    with checkpointed(stepper.model, blocks):
+        found = gradients(stepper, window)
+    reason = difference(reference, found, moved=[reference], tolerance=EXACT)
+    return f"with checkpointing, {reason}" if reason else ""
 
 
 def _compare_precision(stepper: Stepper, window: Sequence[Any], amp: str) -> str:
@@ -220,15 +253,19 @@ def _excesses(
     reference: Gradients, found: Gradients, moved: Sequence[Gradients], tolerance: Tolerance
 ) -> Iterator[tuple[float, str, float]]:
     """Yield each gradient's error over what is allowed, its name, and its error over its norm."""
-    squares = sum(float(gradient.square().sum()) for gradient in reference.by_name.values())
-    numbers = sum(gradient.numel() for gradient in reference.by_name.values())
-    typical = math.sqrt(squares / max(numbers, 1))
-    for name, expected in reference.by_name.items():
-        norm = float(expected.norm())
+    norms = {name: float(expected.norm()) for name, expected in reference.by_name.items()}
+    roundings = {
+        name: max((_distance(one, reference, name) for one in moved), default=0.0) for name in norms
+    }
+    numbers = sum(expected.numel() for expected in reference.by_name.values())
+    typical, unrest = (math.hypot(*each.values()) / numbers**0.5 for each in (norms, roundings))
+    for name, norm in norms.items():
+        size = reference.by_name[name].numel() ** 0.5
+        floor = max(tolerance.floor * typical, UNREST * unrest)
+        if norm < tolerance.floor * typical * size:
+            floor = max(floor, tolerance.vanishing * typical)
+        allowed = SENSITIVITY * roundings[name] + tolerance.relative * norm + floor * size
         error = _distance(found, reference, name)
-        rounding = max((_distance(one, reference, name) for one in moved), default=0.0)
-        noise = tolerance.floor * typical * math.sqrt(expected.numel())
-        allowed = SENSITIVITY * rounding + tolerance.relative * norm + noise
         yield error / allowed if allowed else float(error > 0) * 2, name, error / (norm or 1.0)
 
 

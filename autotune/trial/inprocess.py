@@ -3,6 +3,7 @@
 A crash takes the caller along and a hang is not ended: `isolate` is better where it works.
 """
 
+from contextlib import AbstractContextManager
 from typing import Self
 
 from autotune.device.base import find_device
@@ -41,13 +42,16 @@ class InProcess:
         Raises:
             AutotuneError: If the workload cannot be tuned as it is.
         """
-        with borrowed(self._workload.live_model), reading():
+        with self._borrowed(), reading():
             return survey(self._workload, self._device, scan_seconds=scan_seconds)
 
     def __call__(self, request: Request) -> Report:
         """Run a request here; weights, modes, hooks, flags and random numbers are put back."""
-        with borrowed(self._workload.live_model):
+        with self._borrowed():
             return attempt(self._workload, self._device, request)
+
+    def _borrowed(self) -> AbstractContextManager[None]:
+        return borrowed(self._workload.live_model, *self._workload.generators)
 
     def close(self) -> None:
         """Give back what the device still holds."""

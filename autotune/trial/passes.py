@@ -13,7 +13,9 @@ import torch
 from autotune.device.base import Device
 from autotune.outcome import Measured, Measurement, Outcome, Purpose, Request
 from autotune.space import Config
+from autotune.step.apply import blocks_of
 from autotune.step.batch import tensors_in, to_device
+from autotune.step.checkpointing import checkpointed
 from autotune.step.precision import autocast
 from autotune.step.window import Stepper, windows
 from autotune.trial.guard import PIECES, check
@@ -87,8 +89,19 @@ class Bench:
         return self.request.config
 
     def run(self) -> Outcome:
-        """Do what the request's purpose asks for."""
-        return _PASSES[self.request.purpose](self)
+        """Do what the request's purpose asks for, checkpointed as its config says.
+
+        Raises:
+            WorkloadInvalid: If a block that the user named is not in the model.
+        """
+        is_compared = self.request.purpose == "check"  # which checkpoints for itself
+        with checkpointed(self.stepper.model, () if is_compared else self.blocks(self.config)):
+            return _PASSES[self.request.purpose](self)
+
+    def blocks(self, config: Config) -> list[str]:
+        """Return the modules that a config checkpoints."""
+        named = self.workload.checkpoint_blocks
+        return blocks_of(self.stepper.model, config, named=named)
 
     def loader(self, *, workers: int | None = None) -> Iterable[Any]:
         """Return a loader, its order given by the request's seed."""
@@ -270,7 +283,8 @@ def _check_numerics(bench: Bench) -> Outcome:
     loader = bench.workload.build_loader(replace(config.with_workers(0), batch_size=size))
     window = first_batches(loader, 2 * PIECES)
     stepper = replace(bench.stepper, amp=baseline.amp)
-    return check(stepper, window, config=config, baseline=baseline)
+    blocks = [*bench.blocks(config), *bench.blocks(baseline)]
+    return check(stepper, window, config=config, baseline=baseline, blocks=blocks)
 
 
 _PASSES: Mapping[Purpose, Callable[[Bench], Outcome]] = {

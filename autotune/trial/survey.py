@@ -10,6 +10,7 @@ from autotune.device.base import Device
 from autotune.errors import OptionInvalid
 from autotune.facts import Survey, WorkloadFacts
 from autotune.space import DEFAULT_BATCH_SIZE, Config, largest_power_of_two
+from autotune.step.apply import blocks_of
 from autotune.step.batch import tensors_in
 from autotune.trial.fingerprint import dataset_length, fingerprint
 from autotune.trial.largest import Scan, collate, find_largest, first_batches
@@ -48,10 +49,12 @@ def _read(workload: Workload, scan_seconds: float) -> WorkloadFacts:
         dataset_length=dataset_length(loader),
         loader_settings=accepted_settings(workload.loader_fn),
         stated_batch_size=workload.stated_batch_size(),
+        stated_settings=workload.stated_settings(),
         has_evaluation=workload.eval_loader_fn is not None,
         drops_last=bool(getattr(loader, "drop_last", False)),
         loss="loss_fn" if workload.loss_fn else "the default loss of the batch's form",
         batch=describe_batch(batches[0]),
+        blocks=tuple(_blocks(workload, model)),
         varies_in_shape=_varies([*batches, *_extremes(loader, scan)]),
         largest_samples=scan.indices,
         scanned_samples=scan.samples,
@@ -76,6 +79,12 @@ def _read_loader(workload: Workload) -> Iterable[Any]:
 
 def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
+
+
+def _blocks(workload: Workload, model: nn.Module) -> list[str]:
+    """Return what checkpointing would recompute, were it on."""
+    full = Config(batch_size=1, checkpointing="full")
+    return blocks_of(model, full, named=workload.checkpoint_blocks)
 
 
 def _has(model: nn.Module, kind: type[nn.Module]) -> bool:

@@ -19,6 +19,9 @@ def loss_fn(model, batch):
             file.write(f"{loss.item()}\\n")
     return loss
 
+def optimizer_fn(params):
+    return torch.optim.AdamW(params, lr=0.1)
+
 def eval_loader_fn(batch_size):
     return DataLoader(TensorDataset(INPUTS[:64], TARGETS[:64]), batch_size)
 """
@@ -29,4 +32,4 @@ def eval_loader_fn(batch_size):
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> Ended:
     """A run to its end, with enough time for a verdict."""
     script = write_workload(tmp_path_factory.mktemp("tuned"), COSTLY_STEPS)
-    return autotune(script, "--global-batch", "free", "--time-budget", "16s")
+    return autotune(script, "--global-batch", "free", "--trials", "40", "--time-budget", "60s")
