@@ -4,9 +4,9 @@ import json
 import signal
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,6 @@ from autotune.version import __version__
 
 if TYPE_CHECKING:
     from autotune.options import GlobalBatch
-    from autotune.result import Result
 
 DEFECT_WORDS = "This is a defect of autotune. Please report it with the lines above."
 
@@ -28,17 +27,25 @@ def main(arguments: Sequence[str]) -> int:
         outcome = command.main(list(arguments), prog_name="autotune", standalone_mode=False)
     except click.ClickException as error:
         if "--json" in arguments:
-            _print_error(OptionInvalid(error.format_message()), is_json=True)
-        else:
-            error.show()
+            return _end_with(OptionInvalid(error.format_message()), is_json=True)
+        error.show()
         return error.exit_code
     except click.Abort:
         return 130
     return outcome if isinstance(outcome, int) else 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Told:
+    """What a command has to say in the end: to a person, or to a program."""
+
+    words: str
+    document: dict[str, Any]
+    is_interrupted: bool = False
+
+
 @click.command(context_settings={"max_content_width": 100})
-@click.argument("script", type=click.Path())
+@click.argument("script", type=click.Path(), required=False)
 @click.option("--out", help="Folder of the results.  [default: reports/NAME]")
 @click.option("--device", help="auto, cpu, cuda or cuda:N.  [default: auto]")
 @click.option("--memory", help='Limit: bytes, "20GiB", or "80%" of what is free.')
@@ -50,38 +57,54 @@ def main(arguments: Sequence[str]) -> int:
 @click.option("--storage", help="Of the Optuna studies.  [default: study.db in the folder]")
 @click.option("--fresh", is_flag=True, default=None, help="Measure anew, keep the old beside.")
 @click.option("--seed", type=int, help="Of the search and of the data's order.  [default: 0]")
+@click.option("--verify", metavar="CONFIG", help="Launch a saved config.json again; no SCRIPT.")
 @click.option("--json", "is_json", is_flag=True, help="One JSON document on stdout.")
 @click.option("--quiet", is_flag=True, help="No progress.")
 @click.version_option(__version__)
-def command(script: str, *, is_json: bool, quiet: bool, **given: Any) -> int:
+def command(
+    script: str | None, *, verify: str | None, is_json: bool, quiet: bool, **given: Any
+) -> int:
     """Find the fastest training configuration of SCRIPT that fits in memory.
 
     SCRIPT defines loader_fn and model_fn (or model), and perhaps loss_fn, optimizer_fn and
-    eval_loader_fn. A config, a training loop and a report are written.
+    eval_loader_fn. A config, a training loop and a report are written; the same command
+    continues where it was ended.
     """
+
+    def act() -> _Told:
+        if verify is not None:
+            return _verify(verify)
+        if script is None:
+            raise OptionInvalid("a SCRIPT is needed", hint="see python -m autotune --help")
+        return _tune(script, given, is_quiet=quiet or is_json)
+
+    return _carry_out(act, is_json=is_json)
+
+
+def _carry_out(act: Callable[[], _Told], *, is_json: bool) -> int:
+    """Do what was asked for, say how it ended, and return the exit code."""
     caught: list[int] = []
     try:
         with _sigterm_interrupts(caught):
-            result = _tune(script, given, is_quiet=quiet or is_json)
+            told = act()
     except KeyboardInterrupt:
-        error = Interrupted(
-            "interrupted before anything was verified",
-            signal_number=(*caught, signal.SIGINT)[0],
-            hint="the same command starts again",
-        )
-        _print_error(error, is_json=is_json)
-        return error.exit_code
+        return _end_with(_interrupted(caught), is_json=is_json)
     except AutotuneError as error:
-        _print_error(error, is_json=is_json)
-        return error.exit_code
+        return _end_with(error, is_json=is_json)
     except Exception as error:  # noqa: BLE001  # a defect of ours: said, with its traceback
         traceback.print_exc()
-        _print_error(AutotuneError(str(error), hint=DEFECT_WORDS), is_json=is_json)
-        return 1
-    is_interrupted = result.verdict == "interrupted"
-    exit_code = 128 + (*caught, signal.SIGINT)[0] if is_interrupted else 0
-    _print_result(result, is_json=is_json, exit_code=exit_code)
+        return _end_with(AutotuneError(str(error), hint=DEFECT_WORDS), is_json=is_json)
+    exit_code = _interrupted(caught).exit_code if told.is_interrupted else 0
+    print(json.dumps(told.document | {"exit_code": exit_code}) if is_json else told.words)
     return exit_code
+
+
+def _interrupted(caught: list[int]) -> Interrupted:
+    return Interrupted(
+        "interrupted before anything was verified",
+        signal_number=(*caught, signal.SIGINT)[0],
+        hint="the same command continues: no launch that ended is made again",
+    )
 
 
 @contextmanager
@@ -99,15 +122,27 @@ def _sigterm_interrupts(caught: list[int]) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _tune(script: str, given: dict[str, Any], *, is_quiet: bool) -> "Result":
+def _tune(script: str, given: dict[str, Any], *, is_quiet: bool) -> _Told:
     from autotune.options import Options  # noqa: PLC0415  # --help loads none of this
     from autotune.tune import tune_script  # noqa: PLC0415  # as above
 
     space = parse_knobs(given.pop("knobs"))
     given["global_batch"] = parse_global_batch(given["global_batch"])
-    given["out"] = given["out"] or str(Path("reports") / Path(script).stem)
     options = Options(**given, space=space or None)
-    return tune_script(script, options, progress=not is_quiet, command=_command_line())
+    result = tune_script(script, options, progress=not is_quiet, command=_command_line())
+    files = {name: str(path) for name, path in result.files.items()}
+    return _Told(
+        words=result.words(),
+        document=result.document() | {"files": files},
+        is_interrupted=result.verdict == "interrupted",
+    )
+
+
+def _verify(path: str) -> _Told:
+    from autotune.verify import verify  # noqa: PLC0415  # --help loads none of this
+
+    found = verify(path)
+    return _Told(words="\n".join(["It holds.", *found]), document={"config": path, "found": found})
 
 
 def _command_line() -> str:
@@ -151,8 +186,8 @@ def parse_global_batch(text: str | None) -> "GlobalBatch":
     return int(text)
 
 
-def _print_error(error: AutotuneError, *, is_json: bool) -> None:
-    """Tell what went wrong and what to do: on stderr, and as one document where asked for."""
+def _end_with(error: AutotuneError, *, is_json: bool) -> int:
+    """Tell what went wrong and what to do, on stderr, and as one document where asked for."""
     if isinstance(error, StepFailed) and error.user_traceback:
         print(error.user_traceback.rstrip(), file=sys.stderr)
     print(f"autotune: {error}", file=sys.stderr)
@@ -161,11 +196,4 @@ def _print_error(error: AutotuneError, *, is_json: bool) -> None:
     if is_json:
         told = {"type": type(error).__name__, "message": str(error), "hint": error.hint}
         print(json.dumps({"error": told, "exit_code": error.exit_code}))
-
-
-def _print_result(result: "Result", *, is_json: bool, exit_code: int) -> None:
-    if is_json:
-        files = {name: str(path) for name, path in result.files.items()}
-        print(json.dumps(result.document() | {"files": files, "exit_code": exit_code}))
-    else:
-        print(result.words())
+    return error.exit_code

@@ -9,6 +9,7 @@ AutotuneError                1  a defect of autotune, unless a subclass says oth
 ├── NothingFits              3  no configuration stays within the memory limit
 ├── StepFailed               4  the user's own step fails at the baseline
 ├── NothingVerified          5  time or trials ended before a configuration was verified
+├── NoLongerHolds            6  a saved configuration does not fit, or is not as fast as it was
 └── Interrupted            130  SIGINT; 143 for SIGTERM
 ```
 """
@@ -79,6 +80,12 @@ class NothingVerified(AutotuneError):
     """Time or trials ended before any configuration was verified."""
 
     exit_code = 5
+
+
+class NoLongerHolds(AutotuneError):
+    """A saved configuration does not fit any more, or is not as fast as it was."""
+
+    exit_code = 6
 
 
 class Interrupted(AutotuneError):

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from autotune.candidates import build_space, resolve_baseline
@@ -106,6 +107,7 @@ class Run:
         self._options = options
         self._live_workload = live_workload
         self._script = script
+        self._default_out = None if script is None else str(Path("reports") / Path(script).stem)
         self._notes = notes
         self._command = command
         self._trials: list[Trial] = []
@@ -120,7 +122,7 @@ class Run:
         files = None if self._options.out is None else _Files.of(self._options.out)
         survey = self._runner.survey(scan_seconds=self._options.scan_seconds)
         options = self._options.over(survey.workload.options)
-        files = files or _Files.of(options.out)
+        files = files or _Files.of(options.out or self._default_out)
         with files.out.locked():
             journal = self._journal(files.out, survey, is_fresh=bool(options.fresh))
             task = make_task(survey, options, largest_samples=journal.largest_samples)

@@ -28,6 +28,7 @@ def test_every_error_has_one_root() -> None:
         ("NothingFits", 3),
         ("StepFailed", 4),
         ("NothingVerified", 5),
+        ("NoLongerHolds", 6),
     ],
 )
 def test_an_error_knows_its_exit_code(name: str, code: int) -> None:

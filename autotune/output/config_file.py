@@ -28,7 +28,7 @@ def config_document(summary: Summary) -> dict[str, Any]:
         "best_at_baseline_batch": _trial(summary.best_at_baseline_batch),
         "speedup": summary.speedup.to_dict() if summary.speedup else None,
         "global_batch": summary.global_batch,
-        "workload": dict(summary.workload.fingerprint),
+        "workload": dict(summary.workload.fingerprint) | {"script": summary.script},
         "machine": dict(summary.machine),
         "versions": dict(summary.versions),
         "autotune_version": __version__,

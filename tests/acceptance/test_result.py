@@ -36,6 +36,12 @@ def loader_fn(batch_size: int = 32, num_workers: int = 0) -> DataLoader[tuple[Te
     return DataLoader(data, batch_size, shuffle=True, num_workers=num_workers)
 
 
+def loss_fn(model: nn.Module, batch: Any) -> Tensor:
+    """Return the mean loss of a batch."""
+    inputs, targets = batch
+    return nn.functional.cross_entropy(model(inputs), targets)
+
+
 @pytest.fixture(scope="module")
 def model() -> nn.Module:
     """The caller's model."""
@@ -51,7 +57,7 @@ def result(model: nn.Module) -> Iterator[Result]:
         baseline={"batch_size": 16, "accumulation_steps": 2},
         space={**SMALLEST, "batch_size": [8, 16, 32]},
         isolate=False,
-        trials=14,
+        trials=10,
         time_budget="60s",
         progress=False,
     )
@@ -134,14 +140,11 @@ def test_apply_makes_steps_of_a_loop_of_ones_own(result: Result) -> None:
     model = model_fn().eval()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     threads = torch.get_num_threads()
-    losses = []
 
     with autotune.apply(result.config, model, optimizer=optimizer) as step:
-        for _ in range(4):
-            for window in step.windows(result.loader()):
-                losses.append(float(step(window, _loss)))
+        losses = [float(step(window, loss_fn)) for window in step.windows(result.loader())]
 
-    assert len(losses) == 4 * 512 // result.config.samples_per_optimizer_step
+    assert len(losses) == 512 // result.config.samples_per_optimizer_step
     assert losses[-1] < losses[0]
     assert torch.get_num_threads() == threads
     assert not model.training
@@ -156,7 +159,7 @@ def test_the_goal_memory_takes_no_more_than_it_needs() -> None:
         space={**SMALLEST, "batch_size": [512, 64]},
         goal="memory",
         isolate=False,
-        trials=14,
+        trials=10,
         time_budget="60s",
         progress=False,
     )
