@@ -6,11 +6,13 @@ tuned (DESIGN 2.2 and 2.3).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from autotune.errors import OptionInvalid
 from autotune.facts import DeviceFacts, WorkloadFacts
 from autotune.space import (
+    CHECKPOINTING,
     DEFAULT_BATCH_SIZE,
     MOST_WORKERS,
     PRECISIONS,
@@ -27,6 +29,7 @@ GlobalBatch = int | Literal["free"] | None
 """Samples per optimizer step: a hard constraint, free, or as the baseline has it."""
 
 _NEEDS_CUDA = "it needs a CUDA device"
+_NEEDS_BLOCKS = "the model has no blocks that repeat; checkpoint_blocks can name some"
 
 
 def resolve_baseline(
@@ -55,7 +58,7 @@ def resolve_baseline(
 
     Raises:
         OptionInvalid: If a knob is unknown, or batch size, accumulation and global batch
-            contradict each other or the device.
+            contradict each other, the device or the model.
     """
     wanted = given.to_dict() if isinstance(given, Config) else dict(given or {})
     values = {name: parse_value(name, value) for name, value in wanted.items()}
@@ -64,7 +67,7 @@ def resolve_baseline(
     kept = _target(global_batch)
     size, steps = _split(values, workload, kept, world_size)
     config = Config.from_dict(values | {"batch_size": size, "accumulation_steps": steps})
-    _refuse_foreign_precision(config, device)
+    _refuse_foreign(config, workload, device)
     effective = config.samples_per_optimizer_step * world_size
     _refuse_contradiction(config, kept, world_size)
     is_stated = "batch_size" in wanted or workload.stated_batch_size is not None
@@ -105,8 +108,7 @@ def _first_size(given: int | None, workload: WorkloadFacts) -> int:
     """Return the batch size that was given, else stated, else the default; within the data set."""
     size = given or workload.stated_batch_size or DEFAULT_BATCH_SIZE
     size = min(size, workload.dataset_length or size)
-    is_default = given is None and workload.stated_batch_size is None
-    return largest_power_of_two(size) if is_default else size
+    return size if given or workload.stated_batch_size else largest_power_of_two(size)
 
 
 def _divisor(whole: int, most: int) -> int:
@@ -124,7 +126,9 @@ def _refuse_contradiction(config: Config, kept: int | None, world_size: int) -> 
         )
 
 
-def _refuse_foreign_precision(config: Config, device: DeviceFacts) -> None:
+def _refuse_foreign(config: Config, workload: WorkloadFacts, device: DeviceFacts) -> None:
+    if config.checkpointing != "off" and not workload.blocks:
+        raise OptionInvalid(f"the baseline's checkpointing cannot be full: {_NEEDS_BLOCKS}")
     if config.amp not in _precisions(device):
         raise OptionInvalid(
             f"the baseline's amp must be native on {device.name}, but {config.amp} is not",
@@ -158,7 +162,7 @@ def build_space(
     Raises:
         OptionInvalid: If a knob is unknown, a value is impossible, or no split is left.
     """
-    knobs = _Knobs(workload, device, baseline=baseline, global_batch=global_batch)
+    knobs = _Knobs(workload=workload, device=device, baseline=baseline, global_batch=global_batch)
     values, left_out = knobs.possible(world_size)
     for name, wanted in _asked(space or {}).items():
         _refuse_impossible(name, wanted, knobs)
@@ -187,27 +191,21 @@ def _asked(space: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Value, ...]]:
     return asked
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Knobs:
     """What each knob can be, and why it can be no more."""
 
-    def __init__(
-        self,
-        workload: WorkloadFacts,
-        device: DeviceFacts,
-        *,
-        baseline: Config,
-        global_batch: int | None,
-    ) -> None:
-        self.workload = workload
-        self.device = device
-        self.baseline = baseline
-        self.global_batch = global_batch
+    workload: WorkloadFacts
+    device: DeviceFacts
+    baseline: Config
+    global_batch: int | None
 
     def possible(self, world_size: int) -> tuple[dict[str, tuple[Value, ...]], dict[str, str]]:
         """Return the values worth trying, and a reason for each knob with a single one."""
         found = {
             "batch_size": self._batch_sizes(world_size),
             "amp": (_precisions(self.device), "no lower precision is native on this device"),
+            "checkpointing": (self._checkpointing(), _NEEDS_BLOCKS),
             "num_workers": self._workers(),
             "prefetch_factor": self._loader_knob("prefetch_factor", set(PREFETCH_FACTORS)),
             "persistent_workers": self._loader_knob("persistent_workers", {True}),
@@ -221,19 +219,24 @@ class _Knobs:
 
     def allowed(self, name: str) -> tuple[Value, ...] | None:
         """Return all that a user may ask of a knob; None where any whole number is allowed."""
-        own = (getattr(self.baseline, name),)
-        loader = self.workload.loader_settings
-        if name in {"pin_memory", "cudnn_benchmark"}:
-            return (False, True) if self.device.kind == "cuda" else own
-        if name == "amp":
-            return _precisions(self.device)
-        if name in {"num_workers", "prefetch_factor", "persistent_workers"} and name not in loader:
+        own, cores = (getattr(self.baseline, name),), self.device.usable_cores
+        loads = {"num_workers", "prefetch_factor", "persistent_workers"}
+        if name in loads - set(self.workload.loader_settings):
             return own
-        if name == "num_workers":
-            return tuple(range(self.device.usable_cores + 1))
-        if name == "threads":
-            return (None, *range(1, self.device.usable_cores + 1))
-        return (False, True) if name == "persistent_workers" else None
+        on_cuda = (False, True) if self.device.kind == "cuda" else own
+        possible: dict[str, tuple[Value, ...]] = {
+            "amp": _precisions(self.device),
+            "checkpointing": self._checkpointing(),
+            "num_workers": tuple(range(cores + 1)),
+            "persistent_workers": (False, True),
+            "pin_memory": on_cuda,
+            "cudnn_benchmark": on_cuda,
+            "threads": (None, *range(1, cores + 1)),
+        }
+        return possible.get(name)
+
+    def _checkpointing(self) -> tuple[str, ...]:
+        return CHECKPOINTING if self.workload.blocks else CHECKPOINTING[:1]
 
     def _batch_sizes(self, world_size: int) -> tuple[tuple[Value, ...], str]:
         own = self.baseline.batch_size
@@ -249,11 +252,9 @@ class _Knobs:
 
     def _leaves_one_sample(self, size: int) -> bool:
         """Whether BatchNorm would meet a batch of one, which it refuses (CASES.md row 76)."""
-        length = self.workload.dataset_length
-        if not self.workload.has_batch_norm:
-            return False
-        has_short_batch = not self.workload.drops_last and length is not None
-        return size == 1 or (has_short_batch and (length or 0) % size == 1)
+        length = None if self.workload.drops_last else self.workload.dataset_length
+        is_alone = size == 1 or (length is not None and length % size == 1)
+        return self.workload.has_batch_norm and is_alone
 
     def _workers(self) -> tuple[tuple[Value, ...], str]:
         own = self.baseline.num_workers
@@ -273,12 +274,11 @@ class _Knobs:
         return _ascending(values), "always on where there are workers: it only spares their start"
 
     def _pinning(self) -> tuple[tuple[Value, ...], str]:
-        own = self.baseline.pin_memory
-        if self.device.kind != "cuda":
-            return (own,), _NEEDS_CUDA
-        if "pin_memory" not in self.workload.loader_settings:
-            return (own,), "loader_fn does not accept pin_memory"
-        return (False, True), ""
+        is_accepted = "pin_memory" in self.workload.loader_settings
+        if self.device.kind == "cuda" and is_accepted:
+            return (False, True), ""
+        reason = "loader_fn does not accept pin_memory"
+        return (self.baseline.pin_memory,), reason if self.device.kind == "cuda" else _NEEDS_CUDA
 
     def _cudnn(self) -> tuple[tuple[Value, ...], str]:
         own = self.baseline.cudnn_benchmark
@@ -295,8 +295,7 @@ class _Knobs:
         if self.device.kind != "cpu":
             return (own,), "it is for a CPU device"
         powers = {1 << n for n in range(self.device.usable_cores.bit_length())}
-        counts: set[int | None] = {n for n in powers if n <= self.device.usable_cores}
-        counts.add(self.device.threads)
+        counts: set[int | None] = {*powers, self.device.threads}
         if own is None:  # the default is as many threads: once is enough
             counts.discard(self.device.threads)
         return _ascending({*counts, own}), "there is one usable core"
@@ -337,10 +336,11 @@ def _with_a_split(space: SearchSpace) -> SearchSpace:
 
 
 def _ascending(values: Iterable[Any]) -> tuple[Any, ...]:
-    """Return values in ascending order, the default first; `amp` in the order of PRECISIONS."""
+    """Return values in ascending order, the default first; words in the order of their knob."""
     found = set(values)
-    if found <= set(PRECISIONS):
-        return tuple(p for p in PRECISIONS if p in found)
+    for order in (PRECISIONS, CHECKPOINTING):
+        if found <= set(order):
+            return tuple(word for word in order if word in found)
     return tuple(sorted(found, key=lambda value: -1 if value is None else value))
 
 

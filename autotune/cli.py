@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -131,8 +132,9 @@ def _tune(script: str, given: dict[str, Any], *, is_quiet: bool) -> _Told:
     options = Options(**given, space=space or None)
     result = tune_script(script, options, progress=not is_quiet, command=_command_line())
     files = {name: str(path) for name, path in result.files.items()}
+    folder = Path(files["config.json"]).parent
     return _Told(
-        words=result.words(),
+        words=f"{result.words()}\n  {'files':<12} {folder}",
         document=result.document() | {"files": files},
         is_interrupted=result.verdict == "interrupted",
     )

@@ -1,6 +1,8 @@
 """What `fit` returns: the answer, what it rests on, and ways to use it."""
 
 import shutil
+import tempfile
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,9 +19,16 @@ from autotune.space import Config
 from autotune.summary import Summary
 
 if TYPE_CHECKING:
-    import tempfile
-
     from autotune.workload import Workload
+
+
+class KeptFolder:
+    """A temporary folder that is there as long as this object."""
+
+    def __init__(self) -> None:
+        self.path = tempfile.mkdtemp(prefix="autotune-result-")
+        # `TemporaryDirectory` would warn that nobody cleaned it up.
+        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
 
 @dataclass(frozen=True)
@@ -36,7 +45,7 @@ class Result:
     summary: Summary
     files: dict[str, Path]
     live_workload: "Workload | None" = None
-    folder: "tempfile.TemporaryDirectory[str] | None" = field(default=None, repr=False)
+    folder: KeptFolder | None = field(default=None, repr=False)
 
     @property
     def verdict(self) -> Verdict:

@@ -1,7 +1,6 @@
 """One run from survey to files: what `fit` and the command have in common."""
 
 import hashlib
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from autotune.outcome import Report, Request, Trial
 from autotune.output.files import JOURNAL, RECORDS, STUDY, TRIALS, OutFolder, TrialLog
 from autotune.output.terminal import Progress
 from autotune.output.write import write_all
-from autotune.result import Result
+from autotune.result import KeptFolder, Result
 from autotune.search.budget import Budget
 from autotune.search.search import Decision, Search
 from autotune.search.studies import Studies
@@ -70,14 +69,14 @@ class _Files:
     """Where a run writes: the folder that was named, or one that the result keeps until saved."""
 
     out: OutFolder
-    kept: "tempfile.TemporaryDirectory[str] | None" = None
+    kept: KeptFolder | None = None
 
     @classmethod
     def of(cls, out: str | None) -> "_Files":
         if out is not None:
             return cls(out=OutFolder(out))
-        kept = tempfile.TemporaryDirectory(prefix="autotune-result-")
-        return cls(out=OutFolder(kept.name), kept=kept)
+        kept = KeptFolder()
+        return cls(out=OutFolder(kept.path), kept=kept)
 
 
 class Run:

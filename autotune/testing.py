@@ -10,6 +10,7 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from autotune.errors import AutotuneError
@@ -31,6 +32,9 @@ from autotune.space import Config
 
 WARM_UP_CYCLES = 2
 """Optimizer steps that a simulated launch takes before it measures time."""
+
+_EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
+"""When the simulated clock stood at 0."""
 
 _TIMED: tuple[Purpose, ...] = ("compute", "loader", "train")
 
@@ -111,7 +115,7 @@ class Simulated:
         self.landscape = landscape
         self.clock = clock
         self.requests: list[Request] = []
-        self._random = random.Random(seed)  # noqa: S311  # noise, not a secret
+        self._seed = seed
 
     def __call__(self, request: Request) -> Report:
         """Return what a launch on the landscape gives, and move the clock by what it takes."""
@@ -138,7 +142,8 @@ class Simulated:
             "check": self.landscape.compute_seconds,
             "loader": self.landscape.loader_seconds,
         }.get(request.purpose, self.landscape.sample_seconds)
-        noise = self._random.gauss(0, self.landscape.launch_sd)
+        told = (self._seed, request.seed, request.purpose, config)
+        noise = random.Random(repr(told)).gauss(0, self.landscape.launch_sd)  # noqa: S311  # as above
         data = random.Random(request.seed).gauss(0, self.landscape.data_sd)  # noqa: S311  # as above
         return per_sample(config) * config.samples_per_optimizer_step * math.exp(noise + data)
 
@@ -166,7 +171,7 @@ class Simulated:
             samples_per_optimizer_step=samples,
         )
         launch = Launch(
-            started_at="2026-01-01T00:00:00+00:00",
+            started_at=(_EPOCH + timedelta(seconds=self.clock())).isoformat(),
             seed=request.seed,
             step_seconds=(cycle,) * request.cycles if is_timed else (),
             peak_bytes=measurement.peak_bytes,

@@ -274,31 +274,39 @@ def workload_of_module(module: ModuleType, *, script: str | None = None) -> Work
     """Return the workload that a module describes by its names.
 
     Raises:
-        WorkloadInvalid: If `loader_fn`, or both `model_fn` and `model`, are missing.
+        WorkloadInvalid: If `loader_fn`, or both `model_fn` and `model`, are missing, or one of
+            the names holds what it must not.
     """
-    loader_fn = getattr(module, "loader_fn", None)
-    model = getattr(module, "model_fn", None)
-    model = getattr(module, "model", None) if model is None else model
-    missing = [
-        name for name, value in (("loader_fn", loader_fn), ("model_fn", model)) if value is None
-    ]
-    if missing or loader_fn is None or model is None:
+    found: dict[str, Any] = {
+        name: getattr(module, name, None) for name in ("loader_fn", *_FUNCTIONS)
+    }
+    found["model_fn"] = _maker_in(module)
+    missing = [name for name in ("loader_fn", "model_fn") if found[name] is None]
+    if missing:
         raise WorkloadInvalid(
             f"a script needs a loader_fn and a model_fn, but {module.__name__} has no "
             f"{' and no '.join(missing)}",
             hint=f"for example:\n\n{EXAMPLE_SCRIPT}",
         )
-    if not callable(model):
-        raise WorkloadInvalid(
-            "a script needs a model_fn, or a model that is a torch.nn.Module, "
-            f"but {module.__name__} has {type(model).__name__}",
-            hint=f"for example:\n\n{EXAMPLE_SCRIPT}",
-        )
     options = getattr(module, "autotune_options", {})
     if not isinstance(options, Mapping):
         raise WorkloadInvalid(f"autotune_options needs to be a dict, but is {options!r}")
-    functions: dict[str, Any] = {name: getattr(module, name, None) for name in _FUNCTIONS}
-    model_fn = _Handed(model) if isinstance(model, nn.Module) else model
-    return Workload(
-        model_fn=model_fn, loader_fn=loader_fn, options=options, script=script, **functions
-    )
+    return Workload(options=options, script=script, **found)
+
+
+def _maker_in(module: ModuleType) -> Callable[[], nn.Module] | None:
+    """Return what makes a script's model, or hands it out; None where it has none.
+
+    Raises:
+        WorkloadInvalid: If what it has can do neither.
+    """
+    name = "model" if getattr(module, "model_fn", None) is None else "model_fn"
+    model = getattr(module, name, None)
+    if isinstance(model, nn.Module):
+        return _Handed(model)
+    if model is not None and not callable(model):
+        raise WorkloadInvalid(
+            f"a script needs a model_fn or a model, but its {name} is {type(model).__name__}",
+            hint=f"for example:\n\n{EXAMPLE_SCRIPT}",
+        )
+    return model

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 from autotune.candidates import build_space, resolve_baseline
@@ -193,14 +194,14 @@ class Simulation:
 
 
 def configs_of(space: SearchSpace, base: Config) -> Iterator[Config]:
-    """Yield every split, precision, number of workers and of threads of a space."""
+    """Yield every split, precision, checkpointing, number of workers and of threads of a space."""
+    knobs = ("amp", "checkpointing", "threads")
     for size, steps in space.splits():
-        for amp in space.choices("amp"):
-            for threads in space.choices("threads"):
-                split = replace(base, batch_size=size, accumulation_steps=steps)
-                config = Config.from_dict({**split.to_dict(), "amp": amp, "threads": threads})
-                for workers in space.choices("num_workers"):
-                    yield space.with_workers(config, int(workers or 0))
+        split = replace(base, batch_size=size, accumulation_steps=steps).to_dict()
+        for values in product(*(space.choices(knob) for knob in knobs)):
+            config = Config.from_dict({**split, **dict(zip(knobs, values, strict=True))})
+            for workers in space.choices("num_workers"):
+                yield space.with_workers(config, int(workers or 0))
 
 
 def stepped(size: int, *, wide: int) -> float:

@@ -152,6 +152,57 @@ def test_an_error_inside_puts_settings_back_and_is_shown() -> None:
     assert not model.training
 
 
+class Block(nn.Module):
+    """A part that a model repeats; it counts its forward passes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.passes = 0
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Return something of the same shape."""
+        self.passes += 1
+        changed: Tensor = self.linear(values).tanh()
+        return values + changed
+
+
+@pytest.mark.parametrize(
+    ("named", "passes"), [(None, [2, 2, 2]), (["1"], [1, 2, 1]), (["Block"], [2, 2, 2])]
+)
+def test_blocks_are_recomputed_inside_and_no_longer(
+    named: list[str] | None, passes: list[int]
+) -> None:
+    """Checkpointed blocks run again for backward, those that are named or those that repeat."""
+    blocks = [Block(), Block(), Block()]
+    model = nn.Sequential(*blocks)
+    options: dict[str, Any] = {"checkpoint_blocks": named}
+    config = Config(batch_size=2, checkpointing="full")
+
+    with autotune.apply(config, model, optimizer=SGD(model.parameters(), 0.1), **options) as step:
+        step(BATCHES[:1], loss_fn)
+    found = [block.passes for block in blocks]
+    loss_fn(model, BATCHES[0]).backward()
+
+    assert found == passes
+    assert [block.passes - before for block, before in zip(blocks, found, strict=True)] == [1, 1, 1]
+
+
+def test_a_block_that_is_not_there_is_named() -> None:
+    """The error says which, and what was found by structure, before anything is changed."""
+    model = nn.Sequential(Block(), Block()).eval()
+    config = Config(batch_size=2, checkpointing="full")
+    context = autotune.apply(
+        config, model, optimizer=SGD(model.parameters(), lr=0.1), checkpoint_blocks=["layer.7"]
+    )
+
+    with pytest.raises(WorkloadInvalid, match=r"checkpoint_blocks: .*layer\.7") as caught, context:
+        pass
+
+    assert caught.value.hint == "found by structure: 0, 1"
+    assert not model.training
+
+
 def test_a_model_that_cannot_train_is_refused() -> None:
     """Nothing to train is said before anything is changed."""
     model = net().eval().requires_grad_(requires_grad=False)

@@ -215,10 +215,12 @@ def test_what_follows_may_write_to_the_result() -> None:
 def test_other_numbers_are_left_alone() -> None:
     """Only what is named for dropping, and is a probability, is set to zero."""
     model = nn.Module()
-    model.__dict__.update(drop_path=0.1, droplets=3.0, keep=0.9, p=0.5, drop_last=True, eps=1e-5)
+    before = {"droplets": 3.0, "drop_below": -1.0, "keep": 0.9, "p": 0.5, "drop_last": True}
+    model.__dict__.update(before, drop_path=0.1, layerdrop=1.0)
 
     with without_dropout(model):
-        seen = {name: vars(model)[name] for name in ("drop_path", "droplets", "keep", "p")}
+        seen = {name: value for name, value in vars(model).items() if name in before}
+        dropped = model.__dict__["drop_path"], model.__dict__["layerdrop"]
 
-    assert seen == {"drop_path": 0.0, "droplets": 3.0, "keep": 0.9, "p": 0.5}
-    assert vars(model)["drop_path"] == 0.1
+    assert seen == before
+    assert dropped == (0.0, 0.0)

@@ -251,10 +251,11 @@ def test_an_interrupt_leaves_nothing(
         """Be the user, who waits until everything runs."""
         time.sleep(seconds) if len(told(tmp_path)) < 4 else _thread.interrupt_main()
 
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        runner._connection.open()
+    runner._connection.open()
+    with monkeypatch.context() as patched:
         patched.setattr(runner._connection, "hear", interrupt)
-        runner(TRAIN)
+        with pytest.raises(KeyboardInterrupt):
+            runner(TRAIN)
 
     assert still_there(told(tmp_path)) == []
     assert runner._connection.pid is None

@@ -3,6 +3,7 @@
 import copy
 import os
 import random
+import warnings
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -64,7 +65,7 @@ class Model(nn.Module):
         self.config = Settings()
         self.calls = torch.zeros(())  # a tensor that is no buffer
         self.counts = np.zeros(2)
-        self.history: list[Any] = [1, [2]]
+        self.history: list[Any] = [1, [2], Settings()]
         self.cache: dict[str, Any] = {"keys": torch.ones(2), "sets": {1}}
         self.recent = deque([1, 2], maxlen=2)
         self.generator = torch.Generator().manual_seed(1)
@@ -106,8 +107,12 @@ def tensor_state(tensor: Tensor) -> tuple[Any, ...]:
         (id(tensor), place, tensor.dtype, tensor.device, tensor.shape, tensor.is_leaf),
         (tensor.requires_grad, bits(tensor), type(tensor), dict(vars(tensor))),
         (id(grad), bits(grad)) if grad is not None else None,
-        [*(tensor._backward_hooks or ()), *(tensor._post_accumulate_grad_hooks or ())],
+        [_hooks(tensor._backward_hooks), _hooks(tensor._post_accumulate_grad_hooks)],
     )
+
+
+def _hooks(hooks: Any) -> Any:
+    return id(hooks), list(hooks or ())
 
 
 def state_of(value: Any, *, depth: int = 6) -> Any:
@@ -134,6 +139,7 @@ def set_attributes(model: Model) -> None:
     """Change every kind of attribute."""
     model.history.append(3)
     model.history[1].append(3)
+    model.history[2].sizes = []
     model.cache["keys"].mul_(2)
     model.cache["sets"].add(2)
     model.cache["values"] = 1
@@ -323,6 +329,30 @@ def test_what_the_standard_library_owns_is_left_alone() -> None:
     assert state.value == 2
 
 
+def test_what_cannot_be_written_to_is_no_hindrance() -> None:
+    """A read-only array among the attributes needs nothing put back."""
+    model, table = nn.Linear(1, 1), np.arange(3)
+    table.flags.writeable = False
+    model.__dict__["table"] = table
+
+    with borrowed(model):
+        model.__dict__["table"] = None
+
+    assert model.__dict__["table"] is table
+
+
+def test_a_config_is_given_back_wherever_it_is_met_first() -> None:
+    """A model's config is opened, even if another object that holds it comes before."""
+    model, config, trainer = nn.Linear(1, 1), Settings(), Settings()
+    trainer.__dict__["config"] = config
+    model.__dict__.update(trainer=trainer, config=config)
+
+    with borrowed(model):
+        config.problem_type = "regression"
+
+    assert config.problem_type is None
+
+
 def test_a_model_may_refer_to_itself() -> None:
     """Circles of references have an end."""
     model = nn.Linear(1, 1)
@@ -378,6 +408,7 @@ def test_an_optimizer_alone_gives_back_its_parameters() -> None:
 
     with borrowed(None, optimizer):
         step_of(model, optimizer)
+        vars(model.head.bias)["tag"] = "new"
 
     assert state_of(optimizer) == before
 
@@ -483,6 +514,14 @@ SWITCHES: dict[str, tuple[Callable[[], Any], Callable[[Any], object], tuple[Any,
         torch.set_float32_matmul_precision,
         ("high", "medium"),
     ),
+    "autocast's cache": (
+        torch.is_autocast_cache_enabled,
+        torch.set_autocast_cache_enabled,
+        (False,),
+    ),
+    "mkldnn": (*flag("mkldnn.enabled"), (False,)),
+    "mkldnn deterministic": (*flag("mkldnn.deterministic"), (True,)),
+    "mkldnn tf32, new": (*flag("mkldnn.fp32_precision"), ("ieee",)),
     "cudnn": (*flag("cudnn.enabled"), (False,)),
     "cudnn benchmark": (*flag("cudnn.benchmark"), (True,)),
     "cudnn deterministic": (*flag("cudnn.deterministic"), (True,)),
@@ -511,17 +550,6 @@ def read_all() -> dict[str, Any]:
     return found
 
 
-@pytest.fixture
-def own_matmul_precision() -> Iterator[None]:
-    """A user who asked for TF32 the old way."""
-    torch.set_float32_matmul_precision("high")
-    yield
-    torch.set_float32_matmul_precision("highest")
-    for name in ("cuda.matmul.fp32_precision", "mkldnn.matmul.fp32_precision"):
-        _, write = flag(name)
-        write("none")
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [(name, value) for name, (_, _, values) in SWITCHES.items() for value in values],
@@ -538,16 +566,58 @@ def test_switches_are_put_back(name: str, value: Any) -> None:
     assert read_all() == before
 
 
-@pytest.mark.usefixtures("own_matmul_precision")
-def test_switches_that_the_user_had_set_are_put_back() -> None:
-    """TF32 that was asked for the old way is on again after it was switched off the new way."""
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [("matmul", "high"), ("matmul tf32, new", "ieee")],
+        [("cudnn tf32", False), ("cudnn conv tf32", "tf32")],
+        [("all tf32, new", "tf32"), ("matmul", "medium"), ("mkldnn tf32, new", "ieee")],
+    ],
+)
+def test_switches_that_contradict_each_other_are_put_back(changes: list[tuple[str, Any]]) -> None:
+    """TF32 switched the old way and then the new way: PyTorch cannot read it, we put it back."""
     before = read_all()
 
     with borrowed(None):
-        SWITCHES["matmul tf32, new"][1]("ieee")
+        for name, value in changes:
+            SWITCHES[name][1](value)
 
     assert read_all() == before
-    assert before["matmul"] == "high"
+    assert "contradicted" not in before.values()
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "value"),
+    [
+        ("deterministic", 1, 2),
+        ("deterministic", 2, 0),
+        ("matmul", "high", "highest"),
+        ("cudnn conv tf32", "ieee", "tf32"),  # it contradicts the older switch
+    ],
+)
+def test_what_the_user_had_switched_is_switched_again(name: str, own: Any, value: Any) -> None:
+    """A switch goes back to the user's setting, which need not be PyTorch's default."""
+    with borrowed(None):  # gives back what this test sets for its user
+        SWITCHES[name][1](own)
+        before = read_all()
+
+        with borrowed(None):
+            SWITCHES[name][1](value)
+
+        assert read_all() == before
+
+
+def test_reading_switches_warns_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch 2.9 warns when an older switch is read; that is not the user's doing."""
+
+    def read() -> str:
+        warnings.warn("deprecated", UserWarning, stacklevel=1)
+        return "highest"
+
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", read)
+
+    with borrowed(None):  # a warning is an error here
+        pass
 
 
 def test_the_environment_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -599,6 +669,34 @@ def test_one_thing_that_cannot_be_put_back_keeps_nothing_else() -> None:
 
     assert "AUTOTUNE_TEST_NEW" not in os.environ
     assert model.__dict__["calls"] == 0
+
+
+def test_what_was_not_touched_is_not_written_to() -> None:
+    """Compiled code watches the dicts of a model: those that are as before stay as they are."""
+    model = nn.Linear(1, 1)
+    model.__dict__["stubborn"] = Stubborn(value=1)
+
+    with borrowed(model):
+        model(torch.ones(1, 1))
+
+    assert model.__dict__["stubborn"] == {"value": 1}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_a_scripted_model_is_given_back() -> None:
+    """TorchScript keeps parameters, buffers and modes outside Python's attributes."""
+    parts = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval()
+    model = torch.jit.script(parts)
+    before = {name: bits(value) for name, value in model.state_dict().items()}
+
+    with borrowed(model):
+        model.train()
+        model(torch.randn(3, 4)).sum().backward()
+        SGD(model.parameters(), lr=0.1).step()
+
+    assert {name: bits(value) for name, value in model.state_dict().items()} == before
+    assert not any(module.training for module in model.modules())
+    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 values = st.recursive(

@@ -153,14 +153,23 @@ def test_a_script_is_found_from_the_current_folder(
     assert sys.modules[path.stem].__file__ == str(path)
 
 
-def test_a_model_may_stand_in_the_script_itself(write: Callable[..., Path]) -> None:
-    """`model` instead of `model_fn`: the very module, an empty container too."""
-    text = SCRIPT.replace("def model_fn():\n    return", "model =")
+@pytest.mark.parametrize("name", ["model", "model_fn"])
+def test_a_model_may_stand_in_the_script_itself(write: Callable[..., Path], name: str) -> None:
+    """The very module is trained, under either name; loading a script makes it, once."""
+    workload = load_script(write(SCRIPT.replace("def model_fn():\n    return", f"{name} =")))
 
-    workload = load_script(write(text))
+    model = workload.build_model(CPU)
 
-    assert workload.build_model(CPU) is sys.modules["a_workload_script"].model
-    assert workload.live_model is workload.build_model(CPU)
+    assert model is vars(sys.modules["a_workload_script"])[name]
+    assert workload.live_model is model
+
+
+def test_an_empty_container_is_a_model_too(write: Callable[..., Path]) -> None:
+    """It has nothing to train, which is said; it is not overlooked."""
+    workload = load_script(write(f"{SCRIPT}\ndel model_fn; model = nn.Sequential()"))
+
+    with pytest.raises(WorkloadInvalid, match="Sequential has none"):
+        workload.build_model(CPU)
 
 
 def test_model_fn_goes_before_model(write: Callable[..., Path]) -> None:
@@ -189,8 +198,8 @@ def test_what_a_script_lacks_is_named(write: Callable[..., Path], text: str, see
 @pytest.mark.parametrize(
     ("line", "seen"),
     [
-        ("model_fn = 3", "a script needs a model_fn, .* has int"),
-        ("del model_fn; model = 'bert'", "a script needs a model_fn, .* has str"),
+        ("model_fn = 3", "needs a model_fn or a model, but its model_fn is int"),
+        ("del model_fn; model = 'bert'", "needs a model_fn or a model, but its model is str"),
         ("loader_fn = [1, 2]", "loader_fn needs to be a function, but is list"),
         ("loss_fn = 'mse'", "loss_fn needs to be a function, but is str"),
         ("optimizer_fn = 1", "optimizer_fn needs to be a function, but is int"),

@@ -85,3 +85,7 @@ class Budget:
                 hint="give a larger time_budget, or more trials",
             )
         self.launches += 1
+
+    def give_back_launch(self) -> None:
+        """Take back what was counted for a launch that an earlier run had made already."""
+        self.launches -= 1

@@ -28,11 +28,12 @@ def in_order(standings: Sequence[Standing], *, goal: Goal, fits: Fits) -> list[S
     return equals + sorted(others, key=lambda standing: standing.loss)
 
 
-def needs(config: Config) -> tuple[int, bool, int, int, int]:
-    """Return what a config needs of the machine: workers, another precision, a larger batch, …."""
+def needs(config: Config) -> tuple[int, bool, bool, int, int, int]:
+    """Return what a config needs: workers, another precision, recomputation, a larger batch, …."""
     return (
         config.num_workers,
         config.amp != "off",
+        config.checkpointing != "off",
         config.batch_size,
         config.prefetch_factor or 0,
         config.threads or 0,

@@ -198,7 +198,7 @@ class _Pairing:
 
     def _pair(self, reference: Entry, pick: Entry) -> tuple[float, float] | None:
         """Return log seconds per sample of both, launched in an order by coin on the same data."""
-        seed = self._launcher.next_seed()
+        seed = self._launcher.new_seed("verdict", reference.ask.config, pick.ask.config)
         order = [reference, pick]
         self._random.shuffle(order)
         times: dict[int, float] = {}

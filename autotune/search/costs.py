@@ -3,6 +3,7 @@
 import math
 import statistics
 from collections import defaultdict
+from collections.abc import Mapping
 
 from autotune.outcome import Measurement, Purpose
 from autotune.space import Config
@@ -20,6 +21,13 @@ LIMIT_FACTOR = 3.0
 LIMIT_FLOOR_SECONDS = 10.0
 """The shortest time limit of a launch: a busy machine may be late by as much."""
 
+RECOMPUTING = 4 / 3
+"""A step that recomputes is taken to take so many times as long, while none was timed: a forward
+pass more, where backward takes as long as two."""
+
+Kind = tuple[str, str]
+"""Precision and checkpointing: the sizes of one kind tell of each other."""
+
 _SOME_CYCLES: dict[Purpose, float] = {"memory": 0, "verify": 2, "check": 2, "loader": 1}
 
 
@@ -32,9 +40,9 @@ class Costs:
 
     def __init__(self, *, world_size: int = 1) -> None:
         self._world_size = world_size
-        self._computed: dict[tuple[str, int], float] = {}
-        self._trained: dict[tuple[str, int], float] = {}
-        self._waited: dict[tuple[str, int, int], float] = {}
+        self._computed: dict[tuple[Kind, int], float] = {}
+        self._trained: dict[tuple[Kind, int], float] = {}
+        self._waited: dict[tuple[Kind, int, int], float] = {}
         self._starts: defaultdict[Purpose, list[float]] = defaultdict(list)
         self._ratios: defaultdict[Purpose, list[float]] = defaultdict(list)
 
@@ -46,9 +54,9 @@ class Costs:
         if purpose in {"compute", "train"} and rate:
             micro = config.batch_size * self._world_size / rate
             known = self._computed if purpose == "compute" else self._trained
-            known[config.amp, config.batch_size] = micro
+            known[kind_of(config), config.batch_size] = micro
             if purpose == "train":
-                self._waited[config.amp, config.batch_size, config.num_workers] = micro
+                self._waited[kind_of(config), config.batch_size, config.num_workers] = micro
             spent = (cycles + WARM_UP_CYCLES) * micro * config.accumulation_steps
             self._starts[purpose].append(max(wall - spent, 0.0))
         if (expected := self._raw_seconds(config, purpose, cycles)) > 0:
@@ -68,9 +76,7 @@ class Costs:
             shrinking: Power of the size that the time of a smaller micro-batch falls with; None
                 takes it from what was seen.
         """
-        known = self._trained | self._computed
-        same = {size: t for (amp, size), t in known.items() if amp == config.amp}
-        points = same or {size: t for (_, size), t in known.items()}
+        points = _nearest_kind(self._trained | self._computed, config)
         if not points:
             return 0.0
         wanted = config.batch_size
@@ -80,10 +86,10 @@ class Costs:
         return points[nearest] * scale * config.accumulation_steps
 
     def _shrinking(self) -> float:
-        """Return the least power that two sizes of one precision, the smallest or all, suggest."""
+        """Return the least power that two sizes of one kind, the smallest or all, suggest."""
         powers = [SHRINKING]
-        for precision in dict.fromkeys(amp for amp, _ in self._computed):
-            times = {size: t for (amp, size), t in self._computed.items() if amp == precision}
+        for kind in dict.fromkeys(kind for kind, _ in self._computed):
+            times = {size: t for (other, size), t in self._computed.items() if other == kind}
             low, *larger = sorted(times)
             powers += [
                 math.log(times[high] / times[low]) / math.log(high / low)
@@ -127,12 +133,26 @@ class Costs:
         With more workers than were seen it is taken to be nearer to that, by its square root.
         """
         stalls: dict[int, float] = {}
-        for (amp, size, workers), seconds in self._waited.items():
-            if (amp, size) in self._computed:
-                ratio = seconds / self._computed[amp, size]
+        for (kind, size, workers), seconds in self._waited.items():
+            if (kind, size) in self._computed:
+                ratio = seconds / self._computed[kind, size]
                 stalls[workers] = max(stalls.get(workers, 1.0), ratio)
         fewer = [workers for workers in stalls if workers <= num_workers]
         if not fewer:
             return max(stalls.values(), default=1.0)
         seen = max(fewer)
         return stalls[seen] if seen == num_workers else math.sqrt(stalls[seen])
+
+
+def kind_of(config: Config) -> Kind:
+    """Return the kind of a config."""
+    return config.amp, config.checkpointing
+
+
+def _nearest_kind(known: Mapping[tuple[Kind, int], float], config: Config) -> dict[int, float]:
+    """Return size → seconds of a config's own kind, or of the one that is most like it."""
+    amp, checkpointing = kind_of(config)
+    kinds = dict.fromkeys(kind for kind, _ in known)
+    nearest = min(kinds, key=lambda k: (k[0] != amp, k[1] != checkpointing), default=None)
+    slowdown = RECOMPUTING if nearest and nearest[1] == "off" != checkpointing else 1.0
+    return {size: slowdown * t for (kind, size), t in known.items() if kind == nearest}

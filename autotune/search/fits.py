@@ -1,6 +1,6 @@
 """Which configs fit: what launches showed, what the law proves, and one launch where neither does.
 
-A config that crashed or hung rules out larger batches of its cell; in the baseline's precision, of
+A config that crashed or hung rules out larger batches of its cell; in the baseline's own cell, of
 all cells, since then it is the size that kills.
 """
 
@@ -13,8 +13,9 @@ from autotune.search.launcher import MEMORY_CYCLES, Ask, Launcher
 from autotune.space import Config
 from autotune.units import format_bytes
 
-Cell = tuple[str, bool]
-"""Precision, and whether cuDNN searches: configs of one cell differ in memory by size alone."""
+Cell = tuple[str, str, bool]
+"""Precision, checkpointing, and whether cuDNN searches: configs of one cell differ in memory by
+size alone."""
 
 Fit = Literal["fits", "over", "doomed", "unknown"]
 
@@ -24,7 +25,7 @@ ROUNDING_BYTES = 32 * 2**20
 
 def cell_of(config: Config) -> Cell:
     """Return the cell of a config."""
-    return config.amp, config.cudnn_benchmark
+    return config.amp, config.checkpointing, config.cudnn_benchmark
 
 
 def split_of(config: Config) -> Split:
@@ -105,13 +106,21 @@ class Fits:
         Raises:
             BudgetSpent: If nothing more may be launched.
         """
-        state, ask = self.state(config), self._ask(config, phase)
+        state = self.state(config)
         if state == "unknown":
-            return isinstance(self._launcher.run(ask).outcome, Measured)
-        if state != "fits" and config not in self._skipped:
-            self._skipped.add(config)
-            self._launcher.skip(ask, self._reason(config))
+            trial = self._launcher.run(self._ask(config, "memory", phase))
+            return isinstance(trial.outcome, Measured)
+        if state != "fits":
+            self.pass_over(config, self._reason(config), phase=phase)
         return state == "fits"
+
+    def pass_over(
+        self, config: Config, reason: str, *, purpose: Purpose = "memory", phase: str = "A"
+    ) -> None:
+        """Record, once for each config, that it is not tried, and why."""
+        if config not in self._skipped:
+            self._skipped.add(config)
+            self._launcher.skip(self._ask(config, purpose, phase), reason)
 
     def weigh(self, config: Config, *, phase: str = "A") -> None:
         """Measure a config's own peak, where only a bound of it is known.
@@ -120,12 +129,12 @@ class Fits:
             BudgetSpent: If nothing more may be launched.
         """
         if self.may_run(config) and self.predict(config).kind != "measured":
-            self._launcher.run(self._ask(config, phase))
+            self._launcher.run(self._ask(config, "memory", phase))
 
-    def _ask(self, config: Config, phase: str) -> Ask:
+    def _ask(self, config: Config, purpose: Purpose, phase: str) -> Ask:
         return Ask(
             config=config,
-            purpose="memory",
+            purpose=purpose,
             phase=phase,
             cycles=MEMORY_CYCLES,
             predicted_peak_bytes=self.predict(config).peak_bytes,
@@ -139,11 +148,9 @@ class Fits:
 
     def _deadly_from(self, config: Config) -> float:
         """Return the batch size from which on launches die; infinite where none is known."""
-        cell = cell_of(config)
-        found = [self._deadly_in(cell)]
-        if cell[0] != self._task.baseline.amp:
-            found.append(self._deadly_in((self._task.baseline.amp, cell[1])))
-        return min(found)
+        baseline = self._task.baseline
+        own = (baseline.amp, baseline.checkpointing, config.cudnn_benchmark)
+        return min(self._deadly_in(cell) for cell in (cell_of(config), own))
 
     def _deadly_in(self, cell: Cell) -> float:
         size = self._deadly.get(cell, math.inf)

@@ -133,7 +133,7 @@ def _raise_own_failure(trial: Trial, *, cycles: int, is_spent: bool) -> None:
 
 
 def _fallbacks(launcher: Launcher) -> Iterator[Config]:
-    """Yield the baseline, its halvings, and the smallest split in each other precision."""
+    """Yield the baseline, its halvings, and the smallest split in each other cell."""
     task = launcher.task
     yield task.baseline
     splits = sorted(task.space.splits(), reverse=True)
@@ -142,25 +142,30 @@ def _fallbacks(launcher: Launcher) -> Iterator[Config]:
         if split[0] * 2 <= size or (split == splits[-1] and split[0] < size):
             size = split[0]
             yield task.with_split(task.baseline, split)
-    for amp in task.space.choices("amp"):
-        if amp != task.baseline.amp:
-            yield replace(task.with_split(task.baseline, splits[-1]), amp=str(amp))
+    yield from _smallest_of_cells(launcher)
+
+
+def _smallest_of_cells(launcher: Launcher) -> Iterator[Config]:
+    """Yield the smallest split in each precision and kind of checkpointing, the leanest first."""
+    task = launcher.task
+    smallest = task.with_split(task.baseline, min(task.space.splits()))
+    for amp, checkpointing in task.cells():
+        yield replace(smallest, amp=amp, checkpointing=checkpointing)
 
 
 def _nothing_fits(launcher: Launcher) -> NothingFits:
     """Return the error that says what the smallest configuration needs, by running it unlimited."""
-    task = launcher.task
-    smallest = task.with_split(task.baseline, min(task.space.splits()))
-    leanest = min(_peaks_without_limit(launcher, smallest), default=None)
-    limit = format_bytes(task.limit_bytes)
+    leanest = min(_peaks_without_limit(launcher), default=None)
+    limit = format_bytes(launcher.task.limit_bytes)
     hint = (
         "raise the memory limit, or use a smaller model, shorter inputs, "
         "or an optimizer with less state"
     )
     if leanest is None:
+        smallest = next(_smallest_of_cells(launcher)).describe()
         return NothingFits(
-            f"no configuration fits in {limit}; the smallest, {smallest.describe()}, ran out of "
-            "memory even without the limit",
+            f"no configuration fits in {limit}; the smallest, {smallest}, ran out of memory even "
+            "without the limit",
             hint=hint,
         )
     needed = f"{format_bytes(leanest[0])} ({leanest[0]:,} bytes)"
@@ -169,13 +174,12 @@ def _nothing_fits(launcher: Launcher) -> NothingFits:
     )
 
 
-def _peaks_without_limit(launcher: Launcher, smallest: Config) -> list[tuple[int, str]]:
-    """Return peak bytes and description of the smallest config in each precision that runs."""
+def _peaks_without_limit(launcher: Launcher) -> list[tuple[int, str]]:
+    """Return peak bytes and description of the smallest config in each cell that runs."""
     found = []
-    for amp in launcher.task.space.choices("amp"):
+    for config in _smallest_of_cells(launcher):
         if launcher.budget.is_done:
             break
-        config = replace(smallest, amp=str(amp))
         ask = Ask(
             config=config,
             purpose="memory",

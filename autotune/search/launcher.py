@@ -3,9 +3,14 @@
 A trial is opened, launched once or several times, and closed; then it has its number and goes to
 the record, to the Optuna studies and to those who learn from it. An interrupt passes through:
 whatever was closed is recorded, and `racing` closes what was open.
+
+What is asked of a launch depends on what is asked and never on when, so that a search that is run
+again asks for the same; what an earlier run launched is free then.
 """
 
 import math
+import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -63,7 +68,8 @@ class Ask:
         purpose: What for.
         phase: Which phase asks.
         cycles: Optimizer steps to time.
-        seed: Seed of the data's order; None takes a new one for each launch.
+        seed: Seed of the data's order; None takes that of all first launches for this purpose, of
+            all second ones, ….
         against: What a `check` compares with.
         is_limited: Whether the memory limit is enforced.
         is_needed: Whether the answer depends on this launch, so that it may take all that is left.
@@ -103,6 +109,12 @@ class Entry:
         self.wall_seconds = 0.0
         self.outcomes: list[Outcome] = []
         self.launches: list[Launch] = []
+        self.recalled = 0  # outcomes that an earlier run's launches gave
+
+    @property
+    def is_reused(self) -> bool:
+        """Whether nothing had to be launched for it."""
+        return 0 < self.recalled == len(self.outcomes)
 
 
 class Launcher:
@@ -137,12 +149,18 @@ class Launcher:
         self._record = record
         self._watch = watch
         self._studies = studies
-        self._seed = task.seed
+        self._seeds: Counter[object] = Counter()
 
-    def next_seed(self) -> int:
-        """Return a seed for the data's order that no earlier launch had."""
-        self._seed += 1
-        return self._seed
+    def new_seed(self, *told: object, of: object = None) -> int:
+        """Return a seed of the data's order: by what is told, and how often that was asked before.
+
+        Args:
+            told: What the launches that share the data have in common.
+            of: Who asks; the first seeds of all who do are the same.
+        """
+        self._seeds[told, of] += 1
+        text = repr((self.task.seed, told, self._seeds[told, of]))
+        return zlib.crc32(text.encode()) >> 1
 
     def run(self, ask: Ask) -> Trial:
         """Return the trial of one launch.
@@ -177,6 +195,9 @@ class Launcher:
         began = self.budget.elapsed_seconds
         report = self._runner(request)
         wall = self.budget.elapsed_seconds - began
+        if report.reused_seconds is not None:
+            self.budget.give_back_launch()
+            wall = report.reused_seconds
         self._note(entry, report, wall)
         self._tell(entry.ask, outcome=report.outcome)
         return report.outcome
@@ -193,6 +214,7 @@ class Launcher:
             launches=tuple(entry.launches),
             started_at=entry.started_at,
             wall_seconds=entry.wall_seconds,
+            is_reused=entry.is_reused,
         )
         self.trials.append(trial)
         self._record(trial)
@@ -216,11 +238,13 @@ class Launcher:
 
     def _request(self, ask: Ask, seed: int | None) -> Request:
         chosen = seed if seed is not None else ask.seed
+        if chosen is None:
+            chosen = self.new_seed(ask.purpose, of=ask.config)
         return Request(
             purpose=ask.purpose,
             config=ask.config,
             baseline=ask.against,
-            seed=self.next_seed() if chosen is None else chosen,
+            seed=chosen,
             cycles=ask.cycles,
             limit_bytes=self.task.limit_bytes if ask.is_limited else None,
             time_limit_seconds=self._limit_seconds(ask),
@@ -246,6 +270,7 @@ class Launcher:
         ask = entry.ask
         entry.wall_seconds += wall
         entry.outcomes.append(report.outcome)
+        entry.recalled += report.reused_seconds is not None
         if report.launch is not None:
             entry.launches.append(report.launch)
         if isinstance(report.outcome, Measured):

@@ -54,7 +54,9 @@ class Loading:
         return bool(self.seconds) and min(self.seconds.values()) > FAST_ENOUGH * compute_seconds
 
 
-def drain(launcher: Launcher, plan: Plan, *, at: Config, compute_seconds: float) -> Loading:
+def drain(
+    launcher: Launcher, plan: Plan, *, at: Config, compute_seconds: float, known: Loading
+) -> Loading:
     """Return what the loader delivers with 0, 1, … workers at a size.
 
     Args:
@@ -62,15 +64,17 @@ def drain(launcher: Launcher, plan: Plan, *, at: Config, compute_seconds: float)
         plan: What can be afforded.
         at: The config whose batches are loaded.
         compute_seconds: Seconds per sample that the device takes.
+        known: What was found out for a slower device; it is gone on from there.
 
     Raises:
         BudgetSpent: If nothing more may be launched.
     """
     space = launcher.task.space
     counts = [int(w or 0) for w in space.choices("num_workers")]
-    seconds: dict[int, float] = {}
-    broken_from = math.inf
-    workers: int | None = min(counts, default=None)
+    seconds, broken_from = dict(known.seconds), known.broken_from
+    workers = min(counts, default=None)
+    if seconds:
+        workers = _next_count(seconds, counts, compute_seconds=compute_seconds)
     while workers is not None:
         config = space.with_workers(at, workers)
         cycles = math.ceil((2 * workers + LEAST_FETCHES) / config.accumulation_steps)

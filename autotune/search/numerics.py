@@ -1,7 +1,7 @@
 """The numerics guard: no config enters a race before its gradients agree with the baseline's.
 
 Speed that changes the mathematics beyond what the user allowed is not speed (DESIGN 1). Where a
-config disagrees, at most two further checks find which part of it is to blame.
+config disagrees, at most three further checks find which part of it is to blame.
 """
 
 from dataclasses import replace
@@ -13,11 +13,14 @@ from autotune.space import Config
 CHECK_CYCLES = 1
 """Optimizer steps whose gradients are compared."""
 
-Key = tuple[str, int, int]
+_BLAMED = ("amp", "checkpointing")
+"""Knobs of which a value is dropped that disagrees by itself."""
+
+Key = tuple[str, str, int, int]
 
 
 class Guard:
-    """Checks configs against the reference, each precision and split once.
+    """Checks configs against the reference: each precision, kind of checkpointing and split once.
 
     Args:
         launcher: What runs a check.
@@ -31,21 +34,21 @@ class Guard:
         self._launcher = launcher
         self._reference = reference
         self._known: dict[Key, bool] = {_key(reference): True}
-        self._bad_precisions: set[str] = set()
+        self._bad: set[tuple[str, str]] = set()
         self._is_split_locked = False
-        self._was_invalid = False
+        self._disagreeing: set[Key] = set()
         self.notes: list[str] = []
 
     def allows(self, config: Config) -> bool:
         """Whether nothing that is known speaks against a config; launches nothing."""
-        if config.amp in self._bad_precisions:
+        if any((knob, getattr(config, knob)) in self._bad for knob in _BLAMED):
             return False
         if self._is_split_locked and _split(config) != _split(self._reference):
             return False
         return self._known.get(_key(config), True)
 
     def knows(self, config: Config) -> bool:
-        """Whether a config's precision and split have been checked."""
+        """Whether a config's gradients have been compared."""
         return _key(config) in self._known
 
     def admits(self, config: Config, *, phase: str) -> bool:
@@ -56,12 +59,12 @@ class Guard:
         """
         if not self.allows(config):
             return False
-        if _key(config) not in self._known and not self._agrees(config, phase=phase):
+        if _key(config) not in self._known and self._disagrees(config, phase=phase):
             self._find_the_blame(config, phase=phase)
         return self._known[_key(config)]
 
-    def _agrees(self, config: Config, *, phase: str) -> bool:
-        """Return what a check says; a check that cannot be had speaks against the config alone."""
+    def _disagrees(self, config: Config, *, phase: str) -> bool:
+        """Whether gradients differ; a check that cannot be had speaks against the config alone."""
         key = _key(config)
         if key not in self._known:
             loads_as_reference = replace(
@@ -69,6 +72,7 @@ class Guard:
                 batch_size=config.batch_size,
                 accumulation_steps=config.accumulation_steps,
                 amp=config.amp,
+                checkpointing=config.checkpointing,
             )
             ask = Ask(
                 config=loads_as_reference,
@@ -80,25 +84,28 @@ class Guard:
             )
             outcome = self._launcher.run(ask).outcome
             self._known[key] = isinstance(outcome, Measured)
-            self._was_invalid = isinstance(outcome, Invalid)
-        return self._known[key]
+            if isinstance(outcome, Invalid):
+                self._disagreeing.add(key)
+        return key in self._disagreeing
 
     def _find_the_blame(self, config: Config, *, phase: str) -> None:
-        """Lock the precision or the split that disagrees by itself."""
-        if not self._was_invalid:
-            return
-        differs_in_precision = config.amp != self._reference.amp
-        differs_in_split = _split(config) != _split(self._reference)
-        precision_alone = replace(self._reference, amp=config.amp)
-        split_alone = replace(config, amp=self._reference.amp)
-        if differs_in_precision and not self._agrees(precision_alone, phase=phase):
-            self._drop_precision(config.amp)
-        if differs_in_split and not self._agrees(split_alone, phase=phase):
+        """Drop the precision or the checkpointing, or lock the split, that disagrees by itself."""
+        own = self._reference
+        for knob in _BLAMED:
+            value = getattr(config, knob)
+            alone = Config.from_dict(own.to_dict() | {knob: value})
+            if value != getattr(own, knob) and self._disagrees(alone, phase=phase):
+                self._drop(knob, value)
+        split_alone = replace(config, amp=own.amp, checkpointing=own.checkpointing)
+        if _split(config) != _split(own) and self._disagrees(split_alone, phase=phase):
             self._lock_split()
 
-    def _drop_precision(self, amp: str) -> None:
-        self._bad_precisions.add(amp)
-        self.notes.append(f"{amp} is not used: its gradients disagree with the baseline's")
+    def _drop(self, knob: str, value: str) -> None:
+        self._bad.add((knob, value))
+        told = value
+        if knob == "checkpointing":
+            told = "checkpointing" if value != "off" else "a step without checkpointing"
+        self.notes.append(f"{told} is not used: its gradients disagree with the baseline's")
 
     def _lock_split(self) -> None:
         """Keep the baseline's split, where it is the split that changes the gradients."""
@@ -116,4 +123,4 @@ def _split(config: Config) -> tuple[int, int]:
 
 
 def _key(config: Config) -> Key:
-    return (config.amp, config.batch_size, config.accumulation_steps)
+    return (config.amp, config.checkpointing, *_split(config))

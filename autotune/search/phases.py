@@ -1,10 +1,12 @@
 """The phases of a search, in order of value: stopping after any of them leaves a usable answer.
 
-A: memory, then time without a loader · B: threads and cuDNN at the best size · D: the loader alone
-· E: a race of the best few · F: refinement around the leader (METHOD.md D.1).
+A: memory, then time without a loader · B: threads and cuDNN at the best size · C: the other cells,
+set so too · D: the loader alone · E: a race of the best few · F: refinement around the leader
+(METHOD.md D.1).
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from autotune.search.choice import in_order
@@ -15,8 +17,9 @@ from autotune.search.numerics import CHECK_CYCLES, Guard
 from autotune.search.plan import Plan
 from autotune.search.race import Race, Rules, Standing
 from autotune.search.rivals import Knowledge, best_workers, fast_enough, rivals
-from autotune.search.sizes import cells, find_sizes
+from autotune.search.sizes import cells, find_sizes, find_sizes_beyond
 from autotune.search.speeds import Speeds
+from autotune.search.switches import turn_switches, walk_rivals
 from autotune.space import Config
 
 CLEARLY_FASTER = 1.2
@@ -63,6 +66,7 @@ class Explorer:
         self.loading = Loading(seconds={})
         self.standings: list[Standing] = []
         self.guess: Config | None = None
+        self._ladders: list[list[Config]] = []
 
     def run(self) -> None:
         """Run phases A to E, as far as the plan affords them.
@@ -70,28 +74,29 @@ class Explorer:
         Raises:
             BudgetSpent: If nothing more may be launched.
         """
-        ladders = self._memory()
+        self._climb()
         if self.plan.is_tight:
             return
         if self._stalls():
             self._aim()
             self._load()
-        self._find(ladders)
+        self._find()
         if self._leads() and self.plan.has_verdict and self.plan.has_refused:
             self.plan.release_verdict()  # nothing to confirm: its time is better spent on searching
-            self._find(ladders)
+            self._find()
 
     def _leads(self) -> bool:
         """Whether nothing was found that would be better than the reference."""
         best = self.standings[0].config if self.standings else self.guess
         return best in {None, self.reference}
 
-    def _find(self, ladders: list[list[Config]]) -> None:
+    def _find(self) -> None:
         """Time sizes, drain the loader, and race the best, as far as the plan affords it."""
-        self.speeds.sweep(ladders)
-        self._switches()
+        ladders = self._sweep()
+        if best := turn_switches(self.speeds, self.launcher.task):
+            walk_rivals(self.speeds, ladders, best=best, reference=self.reference)
         self._aim()
-        if self.plan.runs("D") and not self.loading.seconds:
+        if self.plan.runs("D") or self.loading.seconds:
             self._load()
         self._aim()
         if self.guess != self.reference and not self.plan.has_verdict:
@@ -129,18 +134,43 @@ class Explorer:
             return False
         return self.guard.admits(config, phase=phase) and self.fits.probe(config, phase=phase)
 
-    def _memory(self) -> list[list[Config]]:
-        """Return the configs that fit in each cell, by ascending batch size."""
+    def _climb(self) -> None:
+        """Find the sizes that fit in each cell, but for those that only recompute."""
         self._try_another_split()
-        ladders: list[list[Config]] = []
         start = self.reference
-        for cell in cells(self.launcher, self.reference):
-            at = replace(start, amp=cell.amp)
-            ladder = find_sizes(self.launcher, self.fits, self.plan, cell=at)
-            ladders.append([config for config in ladder if self.guard.allows(config)])
-            if ladder:
-                start = ladder[-1]
+        for cell in cells(self.launcher.task, self.reference):
+            if not self._only_recomputes(cell):
+                start = replace(start, amp=cell.amp, checkpointing=cell.checkpointing)
+                ladder = self._sizes(find_sizes, start)
+                start = ladder[-1] if ladder else start
+                self._ladders.append(ladder)
+
+    def _sweep(self) -> list[list[Config]]:
+        """Time the sizes of all cells, and return them; of checkpointed ones what fits there alone.
+
+        Where recomputing proves no slower at a size that fits both ways, all their sizes are timed.
+        """
+        partial = [c for c in cells(self.launcher.task, self.reference) if self._only_recomputes(c)]
+        beyond = [ladder for c in partial if (ladder := self._sizes(find_sizes_beyond, c))]
+        ladders = [*self._ladders, *beyond]
+        self.speeds.sweep(ladders)
+        for ladder in beyond:
+            self.speeds.measure(ladder[0])
+        unlike = [cell for cell in partial if self.speeds.gains_by_checkpointing(cell.amp)]
+        if unlike:
+            ladders += [self._sizes(find_sizes, cell) for cell in unlike]
+            self.speeds.sweep(ladders)
         return ladders
+
+    def _only_recomputes(self, cell: Config) -> bool:
+        """Whether a cell is that of another with checkpointing, which is a matter of memory."""
+        task = self.launcher.task
+        is_choice = "off" in task.space.choices("checkpointing")
+        return cell.checkpointing != "off" and is_choice and task.goal == "throughput"
+
+    def _sizes(self, find: Callable[..., list[Config]], cell: Config) -> list[Config]:
+        ladder = find(self.launcher, self.fits, self.plan, cell=cell)
+        return [config for config in ladder if self.guard.allows(config)]
 
     def _try_another_split(self) -> None:
         """Check another split at once where BatchNorm sees the batch: most likely it disagrees."""
@@ -157,29 +187,6 @@ class Explorer:
         seconds = self.speeds.measure(self.reference)
         return seconds is not None and self.reference_seconds > STALLED * seconds
 
-    def _switches(self) -> None:
-        """Time what else changes the step, at the best size: threads, and cuDNN's search."""
-        ranked = self.speeds.ranked()
-        if not ranked:
-            return
-        best = self._best_threads(ranked[0])
-        for is_on in self.launcher.task.space.choices("cudnn_benchmark"):
-            if is_on != best.cudnn_benchmark:
-                self.speeds.measure(replace(best, cudnn_benchmark=bool(is_on)), phase="B")
-
-    def _best_threads(self, best: Config) -> Config:
-        """Return a size with the fastest number of threads, from the default down while it pays."""
-        choices = [n for n in self.launcher.task.space.choices("threads") if n != best.threads]
-        counts = [n for n in choices if n is None or isinstance(n, int)]
-        usual = self.launcher.task.device.threads
-        for threads in sorted(counts, key=lambda n: abs((n or usual) - usual)):
-            other = replace(best, threads=threads)
-            seconds = self.speeds.measure(other, phase="B")
-            if seconds is None or seconds > self.speeds.of(best):
-                break
-            best = other
-        return best
-
     def _aim(self) -> None:
         """Plan with the config that is predicted to be best."""
         allowed = [size for size in self.speeds.ranked() if self.guard.allows(size)]
@@ -189,7 +196,8 @@ class Explorer:
 
     def _load(self) -> None:
         """Drain the loader: at the best size, or at the reference's where that is smaller."""
-        if self.guess is None or len(self.launcher.task.space.choices("num_workers")) <= 1:
+        is_choice = len(self.launcher.task.space.choices("num_workers")) > 1
+        if self.guess is None or not is_choice or self.loading.broken_from < math.inf:
             return
         is_smaller = self.reference.batch_size < self.guess.batch_size
         self.loading = drain(
@@ -197,6 +205,7 @@ class Explorer:
             self.plan,
             at=self.reference if is_smaller else self.guess,
             compute_seconds=self.speeds.of(self.guess),
+            known=self.loading,
         )
 
     def _weigh(self) -> None:

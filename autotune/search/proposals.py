@@ -10,6 +10,7 @@ BOX_POSITIONS = 2
 """How many positions from the leader a box reaches in each ordered knob (METHOD.md, head 8)."""
 
 _ORDERED = ("batch_size", "num_workers", "prefetch_factor", "threads")
+_UNORDERED = ("amp", "checkpointing", "pin_memory", "cudnn_benchmark")
 
 
 def ordered_values(space: SearchSpace, knob: str) -> tuple[Value, ...]:
@@ -33,14 +34,14 @@ def box_around(space: SearchSpace, leader: Config) -> SearchSpace:
 def neighbours(space: SearchSpace, leader: Config) -> Iterator[Config]:
     """Yield the configs of a space that differ from the leader in one knob, the nearest first.
 
-    Workers by one position, batch sizes by one and two, prefetch and threads by one, each switch
-    and each other precision.
+    Workers by one position, batch sizes by one and two, prefetch and threads by one, each switch,
+    each other precision and kind of checkpointing.
     """
     for distance in range(1, BOX_POSITIONS + 1):
         for knob in _ORDERED:
             if distance == 1 or knob == "batch_size":
                 yield from _moved(space, leader, knob=knob, distance=distance)
-    for knob in ("amp", "pin_memory", "cudnn_benchmark"):
+    for knob in _UNORDERED:
         for value in space.choices(knob):
             if value != getattr(leader, knob):
                 yield _with(leader, {knob: value})
@@ -87,7 +88,7 @@ def snapped(values: Mapping[str, Value], space: SearchSpace, *, leader: Config) 
         changes["prefetch_factor"] = _nearest(
             space.choices("prefetch_factor"), wanted["prefetch_factor"]
         )
-    for knob in ("amp", "pin_memory", "cudnn_benchmark"):
+    for knob in _UNORDERED:
         if wanted[knob] in space.choices(knob):
             changes[knob] = wanted[knob]
     return _with(config, changes)

@@ -82,8 +82,8 @@ class Race:
         self._launcher = launcher
         self._plan = plan
         self._rules = rules
-        seed = f"{launcher.task.seed} {rules.phase} {len(launcher.trials)}"
-        self._random = random.Random(seed)  # noqa: S311  # an order, not a secret
+        self._told: tuple[object, ...] = ()
+        self._random = random.Random()  # noqa: S311  # an order, not a secret
         self._logs: dict[Config, list[float]] = {}
         self._out: set[Config] = set()
 
@@ -97,6 +97,8 @@ class Race:
             may_run: Whether a config is still worth a launch; asked before each.
         """
         rivals = list(dict.fromkeys(configs))
+        self._told = ("race", self._rules.phase, *rivals)
+        self._random.seed(repr((self._launcher.task.seed, self._told)))
         asks = [
             Ask(
                 config=config,
@@ -119,7 +121,7 @@ class Race:
 
     def _run_round(self, entries: list[Entry], may_run: Callable[[Config], bool]) -> None:
         """Launch each rival once, in random order, on the same data."""
-        seed = self._launcher.next_seed()
+        seed = self._launcher.new_seed(*self._told)
         for entry in self._random.sample(entries, len(entries)):
             config = entry.ask.config
             if not may_run(config):

@@ -8,9 +8,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from autotune.search.fits import Fits
+from autotune.search.fits import Fits, cell_of
 from autotune.search.loading import Loading
 from autotune.search.numerics import Guard
+from autotune.search.sizes import without_checkpointing
 from autotune.search.speeds import CLOSE, Speeds
 from autotune.search.task import KEPT_THROUGHPUT, Task
 from autotune.space import Config
@@ -55,10 +56,19 @@ class Knowledge:
 
     def may_race(self, config: Config) -> bool:
         """Whether nothing that is known speaks against a config."""
-        if config != self.reference and config not in self.task.space:
+        if config != self.reference and (config not in self.task.space or self.is_outdone(config)):
             return False
         has_sound_workers = config.num_workers < self.loading.broken_from
         return self.fits.may_run(config) and self.guard.allows(config) and has_sound_workers
+
+    def is_outdone(self, config: Config) -> bool:
+        """Whether a config recomputes what fits without, and nothing showed that to be faster."""
+        if config.checkpointing == "off" or self.task.goal == "memory":
+            return False
+        plain = without_checkpointing(config)
+        is_choice = "off" in self.task.space.choices("checkpointing") and self.guard.allows(plain)
+        is_slower = not self.speeds.gains_by_checkpointing(config.amp)
+        return is_choice and is_slower and self.fits.state(plain) == "fits"
 
 
 def rivals(known: Knowledge) -> list[Config]:
@@ -98,7 +108,8 @@ def _with_any_workers(known: Knowledge, size: Config) -> Config:
 
 def _sizes(known: Knowledge) -> list[Config]:
     """Return the sizes worth racing: the fastest few, or the leanest few that are fast enough."""
-    ranked = [size for size in known.speeds.ranked() if known.guard.allows(size)]
+    allowed = [size for size in known.speeds.ranked() if known.guard.allows(size)]
+    ranked = [size for size in allowed if not known.is_outdone(size)]
     if not ranked:
         return []
     best = known.speeds.of(ranked[0])
@@ -131,7 +142,7 @@ def _larger(known: Knowledge, first: Config) -> Iterator[Config]:
     if not known.loading.binds(known.speeds.of(first)):
         return
     for size in known.speeds.ranked():
-        if size.amp == first.amp and size.batch_size > first.batch_size:
+        if cell_of(size) == cell_of(first) and size.batch_size > first.batch_size:
             yield best_workers(known, size)
             return
 

@@ -21,6 +21,7 @@ from autotune.search.confirm import (
 )
 from autotune.search.fits import Fits
 from autotune.search.footing import Footing, find_footing
+from autotune.search.larger import larger_batch_note
 from autotune.search.launcher import Ask, Launcher, Record, Watch
 from autotune.search.phases import Explorer
 from autotune.search.plan import VERIFY_CYCLES, Plan
@@ -107,6 +108,7 @@ class Search:
         )
         self._fits = Fits(self._launcher)
         self._footing: Footing | None = None
+        self._decided: Decision | None = None
         self._verified: dict[Config, Trial] = {}
         self._notes: list[str] = []
 
@@ -120,13 +122,18 @@ class Search:
         pick = self._verified_pick(explorer, plan)
         if pick == footing.reference.config:
             is_searched = not (plan.is_tight or plan.has_refused)
-            return self._keep(is_searched=is_searched or bool(explorer.standings))
-        return self._judged(pick, plan)
+            self._decided = self._keep(is_searched=is_searched or bool(explorer.standings))
+        else:
+            self._decided = self._judged(pick, plan)
+        return self._with_outlook(self._decided, explorer)
 
     def interrupted(self) -> Decision | None:
-        """Return the best config verified so far, as a decision; None where there is none."""
-        if self._footing is None:
-            return None
+        """Return the best config verified so far, as a decision; None where there is none.
+
+        What was decided before is that decision.
+        """
+        if self._decided is not None or self._footing is None:
+            return self._decided
         config = list(self._verified)[-1]
         return self._decision("interrupted", config)
 
@@ -194,6 +201,14 @@ class Search:
                 is_faster = self._rate(pick) > self._rate(reference)
                 answer = pick if is_faster else reference
                 return self._decision("unconfirmed", answer, estimate=found.estimate)
+
+    def _with_outlook(self, decision: Decision, explorer: Explorer) -> Decision:
+        """Return a decision with a line more on what a larger effective batch would give."""
+        note = None
+        if decision.verdict in {"tuned", "keep"}:
+            with suppress(BudgetSpent):
+                note = larger_batch_note(explorer, decision.config)
+        return decision if note is None else replace(decision, notes=(*decision.notes, note))
 
     def _saves_memory(self, pick: Config) -> bool:
         """Whether less memory is the aim, and a pick needs less than the reference."""

@@ -1,17 +1,21 @@
-"""Phase A, memory: the largest batch size that fits, in each precision.
+"""Phase A, memory: the largest batch size that fits, in each precision and with checkpointing.
 
 Sizes are climbed by doubling from one that is known to fit, and halved between after the first that
 does not. Small batches say nothing of the ramp (METHOD.md F.1), so nothing is taken to fit from
 below; whatever is smaller than a measured size is, and whatever is larger than one that ran out, or
 lies beyond a chord that has passed the limit, is skipped with that as its reason.
+
+Recomputing takes longer than not, at the same batch: so a checkpointed cell has to be timed only
+where its sizes do not fit otherwise, and at one that fits both ways, to see whether that is so.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from autotune.search.fits import Fits
+from autotune.search.fits import Fits, cell_of
 from autotune.search.launcher import MEMORY_CYCLES, Launcher
 from autotune.search.plan import Plan
+from autotune.search.task import Task
 from autotune.space import Config
 
 STRIDE = 2
@@ -19,11 +23,19 @@ STRIDE = 2
 then costs one launch."""
 
 
-def cells(launcher: Launcher, reference: Config) -> tuple[Config, ...]:
-    """Return the reference in each precision of the space, its own first."""
-    choices = [str(amp) for amp in launcher.task.space.choices("amp")] or [reference.amp]
-    choices.sort(key=lambda amp: amp != reference.amp)
-    return tuple(replace(reference, amp=amp) for amp in choices)
+NOT_NEEDED = "every batch size fits without checkpointing, and recomputing only takes time"
+"""Why nothing of a checkpointed cell is tried."""
+
+
+def cells(task: Task, reference: Config) -> tuple[Config, ...]:
+    """Return the reference in each cell: those without checkpointing, and its precision, first."""
+    found = [replace(reference, amp=amp, checkpointing=kind) for amp, kind in task.cells()]
+    return tuple(sorted(found, key=lambda c: (c.checkpointing != "off", c.amp != reference.amp)))
+
+
+def without_checkpointing(config: Config) -> Config:
+    """Return a config without checkpointing."""
+    return replace(config, checkpointing="off")
 
 
 def find_sizes(launcher: Launcher, fits: Fits, plan: Plan, *, cell: Config) -> list[Config]:
@@ -36,17 +48,57 @@ def find_sizes(launcher: Launcher, fits: Fits, plan: Plan, *, cell: Config) -> l
         cell: A config of the cell; the climb starts at its batch size.
     """
     task = launcher.task
-    ladder = [task.with_split(cell, split) for split in task.space.splits()]
-    start = max((n for n, c in enumerate(ladder) if c.batch_size <= cell.batch_size), default=0)
-    low = _first_that_fits(ladder, start, fits=fits, plan=plan)
+    ladder = _ladder(task, cell)
+    low = _first_that_fits(ladder, _place(ladder, cell), fits=fits, plan=plan)
+    is_own = cell_of(cell) == cell_of(task.baseline)
+    return _fitting(ladder, low, fits=fits, plan=plan, stride=STRIDE if is_own else 1)
+
+
+def find_sizes_beyond(launcher: Launcher, fits: Fits, plan: Plan, *, cell: Config) -> list[Config]:
+    """Return the configs of a checkpointed cell that fit where none does without checkpointing.
+
+    Before them comes the largest that fits both ways, if there is one: it shows whether recomputing
+    takes longer. Where memory does not bind there are none, and nothing is launched.
+
+    Args:
+        launcher: What runs a probe.
+        fits: What is known of memory; learns.
+        plan: What can be afforded.
+        cell: A checkpointed config; what fits without checkpointing was looked for before.
+    """
+    ladder = _ladder(launcher.task, cell)
+    states = [fits.state(without_checkpointing(config)) for config in ladder]
+    first = max((n + 1 for n, state in enumerate(states) if state == "fits"), default=0)
+    if first == len(ladder) and cell_of(cell) != cell_of(launcher.task.baseline):
+        fits.pass_over(ladder[-1], NOT_NEEDED, purpose="compute")
+    if "over" not in states[first:]:
+        return []
+    start, least = (first, first) if first else (_place(ladder, cell), 0)
+    low = _first_that_fits(ladder, start, fits=fits, plan=plan, least=least)
+    found = _fitting(ladder, low, fits=fits, plan=plan, stride=STRIDE)
+    return [config for config in found if config in ladder[max(first - 1, 0) :]]
+
+
+def _ladder(task: Task, cell: Config) -> list[Config]:
+    return [task.with_split(cell, split) for split in task.space.splits()]
+
+
+def _place(ladder: Sequence[Config], cell: Config) -> int:
+    """Return the rung of a cell's own batch size, or the one below it."""
+    return max((n for n, c in enumerate(ladder) if c.batch_size <= cell.batch_size), default=0)
+
+
+def _fitting(
+    ladder: Sequence[Config], low: int | None, *, fits: Fits, plan: Plan, stride: int
+) -> list[Config]:
+    """Return all rungs that fit, by a climb from one that does; none where there is no such."""
     if low is None:
         return []
-    is_own = cell.amp == task.baseline.amp
-    top = _climbed(ladder, low, fits=fits, plan=plan, stride=STRIDE if is_own else 1)
+    top = _climbed(ladder, low, fits=fits, plan=plan, stride=stride)
     for config in ladder[top + 1 :]:
         if not fits.may_run(config):
             fits.probe(config)  # known not to fit: recorded as skipped, with the reason
-    return [config for config in ladder[: top + 1] if fits.state(config) == "fits"]
+    return [config for config in ladder[: top + 1] if fits.may_run(config)]
 
 
 def _climbed(ladder: Sequence[Config], low: int, *, fits: Fits, plan: Plan, stride: int) -> int:
@@ -69,13 +121,15 @@ def _climbed(ladder: Sequence[Config], low: int, *, fits: Fits, plan: Plan, stri
     return low
 
 
-def _first_that_fits(ladder: Sequence[Config], start: int, *, fits: Fits, plan: Plan) -> int | None:
-    """Return the highest rung at or below `start` that fits, halving down where it does not."""
+def _first_that_fits(
+    ladder: Sequence[Config], start: int, *, fits: Fits, plan: Plan, least: int = 0
+) -> int | None:
+    """Return the highest rung from `start` to `least` that fits, halving down where it does not."""
     rung = start
     while _is_affordable(ladder[rung], fits, plan):
         if fits.probe(ladder[rung]):
             return rung
-        if rung == 0:
+        if rung <= least:
             return None
         half = ladder[rung].batch_size // STRIDE
         rung = max((n for n in range(rung) if ladder[n].batch_size <= half), default=0)

@@ -11,14 +11,20 @@ from dataclasses import replace
 from itertools import zip_longest
 
 from autotune.outcome import Measured
+from autotune.search.choice import needs
 from autotune.search.costs import LIMIT_FLOOR_SECONDS, WARM_UP_CYCLES
 from autotune.search.fits import Fits
 from autotune.search.launcher import Ask, Launcher
 from autotune.search.plan import Plan
+from autotune.search.sizes import without_checkpointing
 from autotune.space import Config
 
 CLOSE = 1.12
 """Sizes this close to the best have their neighbours measured too (METHOD.md F)."""
+
+DIP = 1.5
+"""Of the time of its neighbours, what a size that kernels suit may spare: where time is left, the
+neighbours of sizes this close to the best are measured too."""
 
 STRIDES = (2, 4, 8, 16, 32)
 """Every so many sizes are measured first: the first stride that the budget allows."""
@@ -29,6 +35,10 @@ HOPELESS = 2.0
 COSTLY = 3.0
 """Sizes whose launch takes so many times as long as the reference's wait until the others are done:
 they are slow per sample unless the law of time has a dip there."""
+
+SURPRISE = 0.97
+"""A checkpointed size is surprisingly fast that takes less than this share of its time without
+checkpointing: launches differ by a few percent, and recomputing costs up to a third."""
 
 PASS_SHARE = 0.6
 """The first pass may use this share of the phase's time; the neighbours have the rest."""
@@ -68,12 +78,20 @@ class Speeds:
 
     def ranked(self) -> list[Config]:
         """Return what was measured, the fastest first."""
-        return sorted(self.seconds, key=lambda config: (self.seconds[config], config.batch_size))
+        return sorted(self.seconds, key=lambda config: (self.seconds[config], *needs(config)))
 
     @property
     def best_seconds(self) -> float:
         """Seconds per sample of the fastest; infinite before there is one."""
         return min(self.seconds.values(), default=math.inf)
+
+    def gains_by_checkpointing(self, amp: str) -> bool:
+        """Whether a size of a precision is faster with checkpointing, against all expectation."""
+        return any(
+            seconds < SURPRISE * self.seconds.get(without_checkpointing(config), 0.0)
+            for config, seconds in self.seconds.items()
+            if config.amp == amp and config.checkpointing != "off"
+        )
 
     def measure(self, config: Config, *, phase: str = "A") -> float | None:
         """Return seconds per sample by a launch where that is not known; None if there are none.
@@ -119,14 +137,18 @@ class Speeds:
         cheap = [[c for c in ladder if self._cost([c]) <= usual] for ladder in ladders]
         for config in self._first_pass(cheap):
             self.measure(config)
-        self._close_in(ladders)
+        self.close_in(ladders)
         for config in _in_turns(ladders, STRIDES[0]):
             self.measure(config)
-        self._close_in(ladders)
+        self.close_in(ladders)
+        self.close_in(ladders, reach=DIP)
 
-    def _close_in(self, ladders: Sequence[Sequence[Config]]) -> None:
-        while missing := self._neighbours(ladders):
-            if self.measure(missing[0]) is None:
+    def close_in(
+        self, ladders: Sequence[Sequence[Config]], *, reach: float = CLOSE, phase: str = "A"
+    ) -> None:
+        """Measure the neighbours of all sizes within reach of the best, until none is left."""
+        while missing := self._neighbours(ladders, reach):
+            if self.measure(missing[0], phase=phase) is None:
                 self._given_up.add(missing[0])
 
     def _first_pass(self, ladders: Sequence[Sequence[Config]]) -> list[Config]:
@@ -143,9 +165,9 @@ class Speeds:
         cycles = self._plan.exploring_cycles
         return sum(self._plan.cost(config, "compute", cycles=cycles) for config in configs)
 
-    def _neighbours(self, ladders: Sequence[Sequence[Config]]) -> list[Config]:
-        """Return what was not yet tried beside sizes that are close to the best, best first."""
-        close = CLOSE * self.best_seconds
+    def _neighbours(self, ladders: Sequence[Sequence[Config]], reach: float) -> list[Config]:
+        """Return what was not yet tried beside sizes within reach of the best, best first."""
+        close = reach * self.best_seconds
         found = [
             (self.of(ladder[place]), ladder[beside])
             for ladder in ladders

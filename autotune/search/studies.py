@@ -2,14 +2,14 @@
 
 One storage holds five studies, one objective each: `memory` (GiB), `compute`, `loader` and `e2e`
 (log seconds per sample), `checks` (0). Parameters have their real values; where a knob has none (no
-workers to prefetch, PyTorch's own number of threads) the value is 0. This is the only module that
-imports Optuna.
+workers to prefetch, PyTorch's own number of threads) the value is 0. A trial is added whole when it
+has ended, so that a run that is killed leaves none half told and none is taken by another run.
+Beside `storage` this is the only module that imports Optuna.
 """
 
 import math
-import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
+from datetime import datetime, timedelta
 from statistics import fmean
 from typing import Any, assert_never
 
@@ -19,7 +19,6 @@ from optuna.distributions import (
     CategoricalDistribution,
     IntDistribution,
 )
-from optuna.storages import BaseStorage, InMemoryStorage, RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.outcome import (
@@ -33,7 +32,8 @@ from autotune.outcome import (
     Trial,
 )
 from autotune.search.proposals import box_around, snapped
-from autotune.space import PRECISIONS, SWITCHES, Config, SearchSpace
+from autotune.search.storage import lease, open_storage, open_study, quiet
+from autotune.space import CHECKPOINTING, PRECISIONS, SWITCHES, Config, SearchSpace
 
 STUDIES = ("memory", "compute", "loader", "e2e", "checks")
 """The names of the studies in a storage, each after the search's own name and a slash."""
@@ -60,13 +60,16 @@ class Studies:
     """The five studies of one search in one storage.
 
     Args:
-        storage: URL of the storage; None keeps it in memory.
+        storage: URL of the storage, as `open_storage` takes it; None keeps it in memory.
         name: Name of the search: a signature of model, device, limit and goal, so that a study
             never mixes what cannot be compared.
         space: Which configs may be tried.
         baseline: The configuration the user has today, which may lie outside the space.
         limit_bytes: The memory limit, which the constraint is relative to.
         seed: Seed of the sampler.
+
+    Raises:
+        OptionInvalid: If the storage cannot be used.
     """
 
     def __init__(
@@ -83,39 +86,50 @@ class Studies:
         self._limit_bytes = limit_bytes
         self._seed = seed
         self._asked = 0
-        self._distributions = _distributions(space, baseline)
+        self._baseline = baseline
         self._measured: list[Trial] = []
-        with _quiet():
-            where = RDBStorage(storage) if storage else InMemoryStorage()
-            self._studies = {
-                study: _opened(where, f"{name}/{study}", seed=seed) for study in STUDIES
-            }
+        self._lease = lease()
+        where = open_storage(storage)
+        self._studies = {
+            study: open_study(where, f"{name}/{study}", seed=seed) for study in STUDIES
+        }
+        self._held = {
+            name: {_identity(trial) for trial in study.get_trials(deepcopy=False)}
+            for name, study in self._studies.items()
+        }
 
     def study(self, name: str) -> optuna.Study:
         """Return one of the five studies."""
         return self._studies[name]
 
     def record(self, trial: Trial, *, is_settled: bool = True) -> None:
-        """Add a trial to its study.
+        """Add a trial to its study, unless an earlier run added it already.
 
         Args:
             trial: What was tried.
             is_settled: Whether its figures may name the best trial of the study.
         """
-        study = self._studies[trial.study]
         if trial.study == "e2e":
             self._measured.append(trial)
-        with _quiet():
-            study.enqueue_trial(_parameters(trial.config), user_attrs=_attributes(trial))
-            asked = study.ask(self._distributions)
-            for step, value in enumerate(_reports(trial)):
-                asked.report(value, step)
-            constraint = self._memory_constraint(trial)
-            if constraint is not None:
-                asked.set_constraint(MEMORY_CONSTRAINT, constraint)
-            asked.set_constraint(UNSETTLED_CONSTRAINT, 0.0 if is_settled else 1.0)
-            state, objective = _ending(trial)
-            study.tell(asked, objective, state)
+        state, objective = _ending(trial)
+        constraint = self._memory_constraint(trial)
+        known = {} if constraint is None else {MEMORY_CONSTRAINT: constraint}
+        added = optuna.trial.create_trial(
+            state=state,
+            value=objective,
+            params=_parameters(trial.config),
+            distributions=_distributions(self._space, self._baseline, trial.config),
+            user_attrs=_attributes(trial) | self._lease,
+            intermediate_values=dict(enumerate(_reports(trial))),
+            constraints=known | {UNSETTLED_CONSTRAINT: 0.0 if is_settled else 1.0},
+        )
+        added.datetime_start, added.datetime_complete = _times(trial)
+        identity = _identity(added)
+        if identity in self._held[trial.study]:
+            return
+        self._held[trial.study].add(identity)
+        with quiet():
+            self._studies[trial.study].add_trial(added)
 
     def recommend(self, trial: Trial) -> None:
         """Make an end-to-end trial's config that of `best_trial`, where it is not already.
@@ -158,7 +172,7 @@ class Studies:
         distributions = _distributions(space, leader)
         del distributions["accumulation_steps"]  # follows from the batch size
         self._asked += 1
-        with _quiet():
+        with quiet():
             sampler = optuna.samplers.TPESampler(seed=self._seed + self._asked)
             scratch = optuna.create_study(sampler=sampler)
             scratch.add_trials(self._history(distributions))
@@ -194,51 +208,24 @@ class Studies:
     def _memory_constraint(self, trial: Trial) -> float | None:
         measured = trial.measured
         peak = measured.peak_bytes if measured else trial.predicted_peak_bytes
-        if isinstance(trial.outcome, OutOfMemory | Skipped):
-            over = peak / self._limit_bytes - 1 if peak else ASSUMED_EXCESS
-            return over if over > 0 else ASSUMED_EXCESS
-        return peak / self._limit_bytes - 1 if peak else None
+        over = peak / self._limit_bytes - 1 if peak else None
+        if isinstance(trial.outcome, OutOfMemory):
+            return over if over is not None and over > 0 else ASSUMED_EXCESS
+        return over
 
 
-def _opened(storage: BaseStorage, name: str, *, seed: int) -> optuna.Study:
-    """Return a study, with what a killed run left behind in it marked as failed."""
-    study = optuna.create_study(
-        storage=storage,
-        study_name=name,
-        sampler=optuna.samplers.TPESampler(seed=seed),
-        direction="minimize",
-        load_if_exists=True,
-    )
-    for _ in study.get_trials(deepcopy=False, states=[TrialState.WAITING]):
-        study.tell(study.ask(), state=TrialState.FAIL)  # an ask takes the first that waits
-    for left in study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
-        study.tell(left.number, state=TrialState.FAIL)
-    return study
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep Optuna's progress out of the terminal, and put its verbosity back."""
-    before = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            yield
-    finally:
-        optuna.logging.set_verbosity(before)
-
-
-def _distributions(space: SearchSpace, baseline: Config) -> dict[str, BaseDistribution]:
-    """Return one distribution for each knob, wide enough for the space and the baseline."""
+def _distributions(space: SearchSpace, *configs: Config) -> dict[str, BaseDistribution]:
+    """Return one distribution for each knob, wide enough for the space and some configs."""
     found: dict[str, BaseDistribution] = {
         "amp": CategoricalDistribution(PRECISIONS),
+        "checkpointing": CategoricalDistribution(CHECKPOINTING),
         **{name: CategoricalDistribution((False, True)) for name in SWITCHES},
     }
     steps = [steps for _, steps in space.splits()]
     for name in _COUNTS:
         choices = steps if name == "accumulation_steps" else space.choices(name)
-        numbers = [int(value or 0) for value in (*choices, getattr(baseline, name))]
+        others = (getattr(config, name) for config in configs)
+        numbers = [int(value or 0) for value in (*choices, *others)]
         if name == "prefetch_factor":
             numbers.append(0)  # without workers there is nothing to prefetch
         found[name] = IntDistribution(min(numbers), max(numbers), log=name in _LOGARITHMIC)
@@ -270,14 +257,34 @@ def _holds(
     )
 
 
-def _attributes(trial: Trial) -> dict[str, str | int | bool]:
+def _attributes(trial: Trial) -> dict[str, Any]:
     return {
         "number": trial.number,
         "phase": trial.phase,
         "outcome": trial.outcome.name,
         "reason": trial.outcome.reason,
         "is_reused": trial.is_reused,
+        "launched_at": [launch.started_at for launch in trial.launches],
     }
+
+
+def _identity(trial: FrozenTrial) -> tuple[object, ...]:
+    """Return what two entries of one trial have in common: when its launches were, above all."""
+    attributes = trial.user_attrs
+    return (
+        *(attributes.get(name) for name in ("phase", "outcome", "reason")),
+        tuple(attributes.get("launched_at", ())),
+        tuple(sorted(trial.params.items())),
+        trial.constraints.get(UNSETTLED_CONSTRAINT),
+    )
+
+
+def _times(trial: Trial) -> tuple[datetime, datetime]:
+    """Return when a trial began and ended, in local time without a zone, as Optuna has it."""
+    told = trial.launches[0].started_at if trial.launches else trial.started_at
+    began = datetime.fromisoformat(told) if told else datetime.now().astimezone()
+    local = began.astimezone().replace(tzinfo=None)
+    return local, local + timedelta(seconds=trial.wall_seconds)
 
 
 def _ending(trial: Trial) -> tuple[TrialState, float | None]:

@@ -40,6 +40,13 @@ class Task:
         """Return the intra-op threads that a config runs with."""
         return config.threads or self.device.threads
 
+    def cells(self) -> tuple[tuple[str, str], ...]:
+        """Return each precision with each kind of checkpointing, those that need least first."""
+        precisions = self.space.choices("amp") or (self.baseline.amp,)
+        kinds = self.space.choices("checkpointing") or (self.baseline.checkpointing,)
+        found = [(str(amp), str(kind)) for amp in precisions for kind in kinds]
+        return tuple(sorted(found, key=lambda cell: (cell[1] == "off", cell[0] == "off")))
+
     def with_split(self, config: Config, split: tuple[int, int]) -> Config:
         """Return `config` with another batch size and accumulation steps."""
         return replace(config, batch_size=split[0], accumulation_steps=split[1])

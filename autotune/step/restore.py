@@ -8,12 +8,13 @@ keeps it.
 import os
 import random
 import sys
+import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from operator import attrgetter, is_
-from types import ModuleType
+from types import ModuleType, NoneType
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,8 @@ _BACKEND_FLAGS = (
     "cuda.matmul.allow_fp16_reduced_precision_reduction",
     "cuda.matmul.allow_bf16_reduced_precision_reduction",
     "cuda.matmul.allow_fp16_accumulation",
+    "mkldnn.enabled",
+    "mkldnn.deterministic",
     "fp32_precision",
     "cuda.matmul.fp32_precision",
     "cudnn.fp32_precision",
@@ -43,11 +46,8 @@ _BACKEND_FLAGS = (
     "mkldnn.conv.fp32_precision",
     "mkldnn.rnn.fp32_precision",
 )
-"""Below `torch.backends`. What a part's precision inherits comes before the part."""
-
-_ROUNDS = 2
-"""The older switches of TF32 cannot be read while the newer ones contradict them; in the second
-round they do no more."""
+"""Below `torch.backends`. The older switches of TF32 set the newer ones and come before them, and
+what a part's precision inherits comes before the part."""
 
 
 @contextmanager
@@ -72,7 +72,7 @@ class _Loan:
 
     def __init__(self, undo: ExitStack) -> None:
         self._undo = undo
-        self._seen: dict[int, object] = {}
+        self._seen: dict[tuple[int, bool], object] = {}
 
     def add(self, value: Any, *, is_open: bool = False) -> None:
         """Remember how an object is now, and what it holds.
@@ -82,40 +82,52 @@ class _Loan:
             is_open: Whether the attributes of an object that is no module are remembered: those
                 of a module's own attributes are, such as its config; not what these refer to.
         """
-        if value is None or isinstance(value, _ATOMS) or id(value) in self._seen:
+        key = (id(value), is_open and not isinstance(value, Tensor))
+        if isinstance(value, _ATOMS) or key in self._seen:
             return
-        self._seen[id(value)] = value  # kept, so that no other object gets its id
-        if isinstance(value, Tensor):
-            self._undo.callback(_capture_tensor(value))
+        self._seen[key] = value  # kept, so that no other object gets its id
+        undo = _capture(value)
+        if undo is not None:
+            self._undo.callback(undo)
+        if _is_opened(value, is_open=is_open):
             self._undo.callback(_capture_attributes(value))
-        elif isinstance(value, torch.Generator):
-            self._undo.callback(value.set_state, value.get_state())
-        elif isinstance(value, np.ndarray):
-            self._undo.callback(np.copyto, value, value.copy())
-        elif isinstance(value, dict | list | set | deque | tuple):
-            self._add_container(value, is_open=is_open)
-        elif isinstance(value, nn.Module):
-            self._undo.callback(_capture_attributes(value))
-            self._add_container((*vars(value).values(), *_registered(value)), is_open=True)
-        elif is_open and _is_plain(value):
-            self._undo.callback(_capture_attributes(value))
-            self._add_container(tuple(vars(value).values()), is_open=False)
-
-    def _add_container(self, container: Any, *, is_open: bool) -> None:
-        if not isinstance(container, tuple):
-            self._undo.callback(_capture_content(container))
-        for part in container.values() if isinstance(container, dict) else container:
-            self.add(part, is_open=is_open)
+        opens = is_open if isinstance(value, _CONTAINERS) else isinstance(value, nn.Module)
+        for part in _parts(value, is_open=is_open):
+            self.add(part, is_open=opens)
 
 
-def _registered(module: nn.Module) -> Iterator[object]:
-    """Yield what a module holds elsewhere than in its attributes, as scripted modules do."""
-    yield from module.children()
-    yield from module.parameters(recurse=False)
-    yield from module.buffers(recurse=False)
+_ATOMS = (NoneType, bool, int, float, complex, str, bytes)
+_CONTAINERS = (dict, list, set, deque, tuple)
 
 
-_ATOMS = (bool, int, float, complex, str, bytes)
+def _capture(value: Any) -> Undo | None:
+    """Remember what an object is beside its attributes; None where that is nothing."""
+    match value:
+        case Tensor():
+            return _capture_tensor(value)
+        case torch.Generator():
+            return partial(value.set_state, value.get_state())
+        case np.ndarray() if value.flags.writeable:
+            return partial(np.copyto, value, value.copy())
+        case dict() | list() | set() | deque():
+            return _capture_content(value)
+        case _:
+            return None
+
+
+def _parts(value: Any, *, is_open: bool) -> Iterable[object]:
+    if isinstance(value, dict):
+        return value.values()
+    if isinstance(value, _CONTAINERS):
+        return value
+    if isinstance(value, nn.Module):  # scripted ones hold their tensors elsewhere
+        tensors = (*value.parameters(recurse=False), *value.buffers(recurse=False))
+        return (*vars(value).values(), *tensors)
+    return vars(value).values() if _is_opened(value, is_open=is_open) else ()
+
+
+def _is_opened(value: object, *, is_open: bool) -> bool:
+    return isinstance(value, Tensor | nn.Module) or (is_open and _is_plain(value))
 
 
 def _is_plain(value: object) -> bool:
@@ -182,7 +194,6 @@ def _capture_tensor(tensor: Tensor) -> Undo:
             tensor.detach_()
         if is_leaf:
             tensor.requires_grad_(requires_grad)
-            tensor.grad = None  # before its dtype changes
         for undo in undo_parts:
             undo()
         if is_leaf:
@@ -219,8 +230,7 @@ def _capture_value(tensor: Tensor) -> Undo:
     def restore() -> None:
         if storage is not None and storage.nbytes() != size_bytes:  # its memory was given up
             storage.resize_(size_bytes)
-        # What was made in inference mode may be written to in inference mode only.
-        with torch.no_grad(), torch.inference_mode(data.is_inference()):
+        with torch.no_grad():
             if tensor.is_leaf:
                 tensor.data = data
             if value is not None:
@@ -252,14 +262,13 @@ def _capture_random_numbers() -> Undo:
 
 
 def _capture_switches() -> Undo:
-    """Remember PyTorch's global switches; each is written only if it changed."""
+    """Remember PyTorch's global switches; each is written only if it is not as it was."""
     switches = _switches()
     before = [_readable(read) for read, _ in switches]
 
     def restore() -> None:
-        for (read, write), value in [*zip(switches, before, strict=True)] * _ROUNDS:
-            now = _readable(read)
-            if value is not None and now is not None and now != value:
+        for (read, write), value in zip(switches, before, strict=True):
+            if value is not None and _readable(read) != value:
                 write(value)
 
     return restore
@@ -273,6 +282,7 @@ def _switches() -> list[tuple[Callable[[], Any], Callable[[Any], object]]]:
         (torch.get_num_threads, torch.set_num_threads),
         (torch.is_grad_enabled, torch.set_grad_enabled),
         (torch.is_anomaly_enabled, torch.set_anomaly_enabled),
+        (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
         (torch.get_deterministic_debug_mode, _set_deterministic),
         (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
         (cuda.flash_sdp_enabled, cuda.enable_flash_sdp),
@@ -299,10 +309,12 @@ def _setter(name: str) -> Callable[[Any], None]:
 
 def _readable(read: Callable[[], Any]) -> Any:
     """Return a switch; None where this PyTorch lacks it, or another contradicts it."""
-    try:
-        return read()
-    except (AttributeError, RuntimeError):
-        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch 2.9 calls its older switches deprecated
+        try:
+            return read()
+        except (AttributeError, RuntimeError):
+            return None
 
 
 def _capture_environment() -> Undo:

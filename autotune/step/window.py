@@ -79,7 +79,7 @@ class Stepper:
                 continue
             value, count = self._forward(batch)
             if count is None:
-                part = value * (weight / total_weight) if weight != total_weight else value
+                part = value * (weight / total_weight)
             else:
                 unit = unit or as_number(count)
                 if unit == 0:  # nothing has counted yet

@@ -45,7 +45,7 @@ def dataset_length(loader: object) -> int | None:
 def _source_hash(workload: Workload, model: nn.Module) -> str:
     """Return a hash of the script and its local imports, or of the live objects' sources."""
     if workload.script is not None:
-        return _hash([path.read_text("utf-8") for path in local_sources(Path(workload.script))])
+        return _hash([path.read_bytes() for path in local_sources(Path(workload.script))])
     functions = [getattr(workload, name) for name in _FUNCTIONS]
     code = [item if inspect.isroutine(item) else type(item) for item in functions if item]
     kinds = sorted({type(module) for module in model.modules()}, key=lambda kind: kind.__qualname__)

@@ -2,19 +2,19 @@
 
 Relies on a few steps in one launch, on the same samples with dropout off: in the baseline's
 precision, in the config's, and in the baseline's with parameters and inputs moved at random by
-as much as the config's precision rounds them. The last say how much rounding moves each gradient
-of this very model; the config may move it a few times as far, not more.
+as much as the config's precision rounds them; `agreement` compares them.
 """
 
-import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from autotune.outcome import Invalid, Measured, Measurement, Outcome
 from autotune.space import Config
@@ -23,38 +23,14 @@ from autotune.step.checkpointing import checkpointed
 from autotune.step.dropout import without_dropout
 from autotune.step.precision import AUTOCAST_DTYPES
 from autotune.step.window import Stepper
-
-SENSITIVITY = 2.0
-"""Times the effect of moving parameters and inputs that autocast may add, since it rounds
-activations as well."""
+from autotune.trial.agreement import EXACT, ROUNDED, Gradients, difference, is_finite
 
 SHAKES = 3
 """Random moves, of which each gradient's largest counts: where a ReLU changes sides a gradient
 jumps, and one move may miss what rounding meets."""
 
-RELATIVE = 0.05
-"""Of its own norm, by which a gradient may differ under autocast. bf16 keeps 8 bits; the
-roundings of 24 layers of activations added up to 0.07, with what moves add to this allowance."""
-
-FLOOR = 0.005
-"""Of the model's root-mean-square gradient: what is smaller is rounding noise."""
-
-UNREST = 0.25
-"""As above, of the root-mean-square effect of moves: where all gradients are restless, as between
-batch normalisations, small ones are no calmer."""
-
-VANISHING = 0.5
-"""Of the root-mean-square gradient, where a gradient itself is below the floor: that of a bias
-before a normalisation is zero, and under autocast up to 0.25."""
-
-# With these figures the largest error was 0.9 times what is allowed on 14 kinds of networks of
-# torchvision, BERT, GPT-2, an LSTM and 24 layers with tanh; and 1 of 810 small networks of fully
-# connected layers was distrusted wrongly (widths 8 to 128, depths 1 to 12, 4 to 64 samples).
-
-SPLIT_RELATIVE = 1e-3
-SPLIT_FLOOR = 1e-4
-"""As above, between a whole and a split batch in fp32: sums of 2¹⁰ to 2²⁰ terms in another
-order differ by about 1e-6 to 1e-4."""
+PRODUCTS = re.compile(r"::\w*(?:mm|mv|matmul|linear|conv|attention|rnn|lstm|gru)")
+"""Operators that autocast computes in lower precision; all else is in theirs or in fp32."""
 
 PIECES = 2
 """Micro-batches of a comparison: two tell a batch-dependent loss from one that is not."""
@@ -62,33 +38,6 @@ PIECES = 2
 FP16_SCALES = (2.0**16, 2.0**12, 2.0**8, 2.0**4, 1.0)
 """Loss scales that are tried in fp16, from a GradScaler's first downwards: it halves the scale
 whenever gradients overflow, and that is no fault of the config."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gradients:
-    """Loss and gradients of one window, in host memory."""
-
-    loss: float
-    by_name: Mapping[str, Tensor]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tolerance:
-    """How far gradients may be apart.
-
-    Args:
-        relative: Share of a gradient's own norm.
-        floor: Share of the model's root-mean-square gradient.
-        vanishing: The same, for gradients that are themselves below the floor.
-    """
-
-    relative: float
-    floor: float
-    vanishing: float
-
-
-ROUNDED = Tolerance(relative=RELATIVE, floor=FLOOR, vanishing=VANISHING)
-EXACT = Tolerance(relative=SPLIT_RELATIVE, floor=SPLIT_FLOOR, vanishing=SPLIT_FLOOR)
 
 
 def check(
@@ -143,17 +92,13 @@ def _compare_recomputed(stepper: Stepper, window: Sequence[Any], blocks: Sequenc
     reference = gradients(stepper, window)
     with checkpointed(stepper.model, blocks):
         found = gradients(stepper, window)
-    reason = difference(reference, found, moved=[reference], tolerance=EXACT)
+    reason = difference(reference, found, moved=[], tolerance=EXACT)
     return f"with checkpointing, {reason}" if reason else ""
 
 
 def _compare_precision(stepper: Stepper, window: Sequence[Any], amp: str) -> str:
     reference = gradients(stepper, window)
-    if not is_finite(reference):
-        return ""  # the baseline's own trouble; nothing can be compared with it
     found = _gradients_under(stepper, window, amp)
-    if not is_finite(found):
-        return f"loss or gradients are not finite under {amp}"
     moved = [_gradients_shaken(stepper, window, amp, seed=seed) for seed in range(SHAKES)]
     reason = difference(reference, found, moved=moved, tolerance=ROUNDED)
     return f"under {amp}, {reason}" if reason else ""
@@ -173,8 +118,9 @@ def _gradients_shaken(stepper: Stepper, window: Sequence[Any], amp: str, *, seed
     """Return the gradients after a move of parameters and inputs by a precision's rounding."""
     spacing = torch.finfo(AUTOCAST_DTYPES.get(amp, torch.bfloat16)).eps
     generator = torch.Generator().manual_seed(seed)
-    with shaken(stepper.model, spacing, generator=generator):
-        return gradients(stepper, [_shake(batch, spacing, generator) for batch in window])
+    batches = [_shake(batch, spacing, generator) for batch in window]
+    with shaken(stepper.model, spacing, generator=generator), _Shaking(spacing, generator):
+        return gradients(stepper, batches)
 
 
 def _with_amp(stepper: Stepper, amp: str, *, scale: float) -> Stepper:
@@ -189,11 +135,7 @@ def _compare_split(stepper: Stepper, window: Sequence[Any]) -> str:
     if halves is None:
         return ""
     reference = gradients(stepper, [whole])
-    if not is_finite(reference):
-        return ""  # as above
     found = gradients(stepper, halves)
-    if not is_finite(found):
-        return "split into micro-batches, loss or gradients are not finite"
     tolerance = ROUNDED if _is_rounded(stepper) else EXACT
     reason = difference(reference, found, moved=[], tolerance=tolerance)
     return f"split into micro-batches, {reason}" if reason else ""
@@ -227,52 +169,6 @@ def _copied(parameter: nn.Parameter) -> Tensor:
     return gradient.detach().to("cpu", torch.float32, copy=True)
 
 
-def is_finite(found: Gradients) -> bool:
-    """Whether the loss and every gradient is a number."""
-    return math.isfinite(found.loss) and all(
-        bool(torch.isfinite(gradient).all()) for gradient in found.by_name.values()
-    )
-
-
-def difference(
-    reference: Gradients, found: Gradients, *, moved: Sequence[Gradients], tolerance: Tolerance
-) -> str:
-    """Return in words how the gradients differ by more than is allowed; empty if they do not."""
-    rounding = max((abs(one.loss - reference.loss) for one in moved), default=0.0)
-    off = tolerance.relative * abs(reference.loss) + SENSITIVITY * rounding
-    if abs(found.loss - reference.loss) > max(off, tolerance.floor):
-        return f"the loss is {found.loss:.6g} where the baseline's is {reference.loss:.6g}"
-    excesses = _excesses(reference, found, moved, tolerance)
-    worst, name, share = max(excesses, default=(0.0, "", 0.0))
-    if worst <= 1:
-        return ""
-    return f"the gradient of {name} is off by {share:.2g} of its size, {worst:.1f} × the allowed"
-
-
-def _excesses(
-    reference: Gradients, found: Gradients, moved: Sequence[Gradients], tolerance: Tolerance
-) -> Iterator[tuple[float, str, float]]:
-    """Yield each gradient's error over what is allowed, its name, and its error over its norm."""
-    norms = {name: float(expected.norm()) for name, expected in reference.by_name.items()}
-    roundings = {
-        name: max((_distance(one, reference, name) for one in moved), default=0.0) for name in norms
-    }
-    numbers = sum(expected.numel() for expected in reference.by_name.values())
-    typical, unrest = (math.hypot(*each.values()) / numbers**0.5 for each in (norms, roundings))
-    for name, norm in norms.items():
-        size = reference.by_name[name].numel() ** 0.5
-        floor = max(tolerance.floor * typical, UNREST * unrest)
-        if norm < tolerance.floor * typical * size:
-            floor = max(floor, tolerance.vanishing * typical)
-        allowed = SENSITIVITY * roundings[name] + tolerance.relative * norm + floor * size
-        error = _distance(found, reference, name)
-        yield error / allowed if allowed else float(error > 0) * 2, name, error / (norm or 1.0)
-
-
-def _distance(one: Gradients, other: Gradients, name: str) -> float:
-    return float((one.by_name[name] - other.by_name[name]).norm())
-
-
 @contextmanager
 def shaken(model: nn.Module, spacing: float, *, generator: torch.Generator) -> Iterator[None]:
     """Move each parameter at random by up to half a spacing for the length of a `with`.
@@ -292,6 +188,30 @@ def shaken(model: nn.Module, spacing: float, *, generator: torch.Generator) -> I
         with torch.no_grad():
             for parameter, value in kept:
                 parameter.copy_(value)
+
+
+class _Shaking(TorchDispatchMode):
+    """Moves what products of matrices give, in forward and backward, as rounding it would."""
+
+    def __init__(self, spacing: float, generator: torch.Generator) -> None:
+        super().__init__()
+        self._spacing = spacing
+        self._generator = generator
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not PRODUCTS.search(func.name()):
+            return result
+        if isinstance(result, Tensor):
+            return _shake(result, self._spacing, self._generator)
+        moved = len(result) if "backward" in func.name() else 1  # behind the first is what it kept
+        return (*_shake(result[:moved], self._spacing, self._generator), *result[moved:])
 
 
 def _shake(batch: Any, spacing: float, generator: torch.Generator) -> Any:

@@ -3,14 +3,19 @@
 A crash takes the caller along and a hang is not ended: `isolate` is better where it works.
 """
 
-from contextlib import AbstractContextManager
-from typing import Self
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import wraps
+from typing import Any, Self
+
+from torch.optim import Optimizer
 
 from autotune.device.base import find_device
 from autotune.facts import Survey
 from autotune.outcome import Report, Request
 from autotune.step.restore import borrowed
-from autotune.trial.launch import attempt, reading
+from autotune.trial.launch import attempt
 from autotune.trial.survey import survey
 from autotune.workload import Workload
 
@@ -42,17 +47,57 @@ class InProcess:
         Raises:
             AutotuneError: If the workload cannot be tuned as it is.
         """
-        with self._borrowed(), reading():
-            return survey(self._workload, self._device, scan_seconds=scan_seconds)
+        with _lent(self._workload) as workload:
+            return survey(workload, self._device, scan_seconds=scan_seconds)
 
     def __call__(self, request: Request) -> Report:
         """Run a request here; weights, modes, hooks, flags and random numbers are put back."""
-        with self._borrowed():
-            return attempt(self._workload, self._device, request)
-
-    def _borrowed(self) -> AbstractContextManager[None]:
-        return borrowed(self._workload.live_model, *self._workload.generators)
+        with _lent(self._workload) as workload:
+            return attempt(workload, self._device, request)
 
     def close(self) -> None:
         """Give back what the device still holds."""
         self._device.release()
+
+
+@contextmanager
+def _lent(workload: Workload) -> Iterator[Workload]:
+    """Yield the workload; its model, and what its functions hand out, are given back on exit.
+
+    A `loader_fn` may give its loader a generator that the caller goes on with, and an
+    `optimizer_fn` may hand out the very optimizer of the caller's own training.
+    """
+    with ExitStack() as loans:
+        loans.enter_context(borrowed(workload.live_model))
+
+        def lend(function: Callable[..., Any] | None) -> Callable[..., Any] | None:
+            return function and _remembering(function, loans)
+
+        yield replace(
+            workload,
+            loader_fn=_remembering(workload.loader_fn, loans),
+            eval_loader_fn=lend(workload.eval_loader_fn),
+            optimizer_fn=lend(workload.optimizer_fn),
+        )
+
+
+def _remembering(function: Callable[..., Any], loans: ExitStack) -> Callable[..., Any]:
+    """Return the function, with the state of what it hands out remembered."""
+
+    @wraps(function)
+    def remembering(*arguments: Any, **settings: Any) -> Any:
+        made = function(*arguments, **settings)
+        loans.enter_context(borrowed(None, *_stateful(made)))
+        return made
+
+    return remembering
+
+
+def _stateful(made: object) -> list[object]:
+    """Return an optimizer, or the generators that a loader and its samplers draw from."""
+    if isinstance(made, Optimizer):
+        return [made]
+    batches = getattr(made, "batch_sampler", None)
+    drawing = (made, getattr(made, "sampler", None), batches, getattr(batches, "sampler", None))
+    generators = {id(each): each for each in (getattr(item, "generator", None) for item in drawing)}
+    return list(generators.values())

@@ -20,7 +20,7 @@ from autotune.facts import Survey
 from autotune.outcome import Crashed, Launch, Outcome, OutOfMemory, Report, Request, TimedOut
 from autotune.trial.connection import FAREWELL_SECONDS, Connection
 from autotune.trial.order import Order, Source, read_answer, write_order
-from autotune.trial.sources import imported_names, local_sources
+from autotune.trial.sources import imported_libraries
 from autotune.units import format_duration
 
 SURVEY_SECONDS = 120.0
@@ -161,13 +161,9 @@ class Isolated:
 
 def preload_of_script(script: str) -> dict[str, list[str]]:
     """Return the libraries that a script imports, directly or through modules beside it."""
-    sources = local_sources(Path(script))
-    local = {path.stem for path in sources} | {path.parent.name for path in sources}
     wanted: dict[str, list[str]] = {name: [] for name in ALWAYS_LOADED}
-    for path in sources:
-        for module, names in imported_names(path).items():
-            if module.partition(".")[0] not in local:
-                wanted.setdefault(module, []).extend(sorted(names))
+    for module, names in imported_libraries(Path(script)).items():
+        wanted.setdefault(module, []).extend(sorted(names))
     return wanted
 
 

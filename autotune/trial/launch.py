@@ -4,11 +4,13 @@ Here is the trial boundary, where alone every exception is caught, and each is e
 of the candidate, or of the workload, or raised again.
 """
 
+import os
 import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -29,6 +31,9 @@ from autotune.workload import Workload
 
 MODEL_SEED = 0
 """All launches of a run start from the same weights."""
+
+_OURS = f"{Path(__file__).parents[1]}{os.sep}"
+"""Where the frames of our own code lie, which a user's traceback is shown without."""
 
 
 def attempt(workload: Workload, device: Device, request: Request) -> Report:
@@ -80,7 +85,7 @@ def reading() -> Iterator[None]:
     if failure is not None:
         raise WorkloadInvalid(
             f"the workload cannot be read: {_in_a_line(failure)}",
-            hint="".join(traceback.format_exception(failure)),
+            hint=_users_traceback(failure),
         ) from failure
 
 
@@ -126,7 +131,7 @@ def end_of(error: Exception, *, is_limited: bool) -> Outcome:
         AutotuneError: If it is none of user code.
     """
     reason = _in_a_line(error)
-    tail = "".join(traceback.format_exception(error))
+    tail = _users_traceback(error)
     if isinstance(error, Unusable):
         return Invalid(reason=str(error))
     if isinstance(error, WorkloadInvalid | LossUnclear | BatchUnclear):
@@ -143,6 +148,17 @@ def end_of(error: Exception, *, is_limited: bool) -> Outcome:
             return Crashed(reason=f"a size limit, not memory: {reason}", log_tail=tail)
         case Failure.OTHER:
             return Crashed(reason=reason, log_tail=tail)
+
+
+def _users_traceback(error: Exception) -> str:
+    """Return an exception's traceback without our own frames, where there are others."""
+    whole = traceback.TracebackException.from_exception(error)
+    chain = [whole]
+    for each in chain:
+        theirs = [frame for frame in each.stack if not frame.filename.startswith(_OURS)]
+        each.stack = traceback.StackSummary.from_list(theirs or each.stack)
+        chain += [part for part in (each.__cause__, each.__context__) if part is not None]
+    return "".join(whole.format())
 
 
 def _in_a_line(error: Exception) -> str:

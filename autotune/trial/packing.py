@@ -1,17 +1,23 @@
 """Live objects as bytes: models with their tensors, lambdas, closures and classes of `__main__`."""
 
 import contextlib
+import functools
 import io
+import pickle
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
+from typing import Any
 
 import cloudpickle
 import torch
 
 from autotune.errors import WorkloadInvalid
 from autotune.workload import Workload
+
+_REFUSALS = (pickle.PickleError, TypeError, ValueError, AttributeError)
+"""What objects raise that cannot be pickled: locks, open files, generators, handles of devices."""
 
 
 def pack(workload: Workload) -> bytes:
@@ -23,10 +29,11 @@ def pack(workload: Workload) -> bytes:
         WorkloadInvalid: If something in them cannot be sent.
     """
     buffer = io.BytesIO()
+    _is_importable.cache_clear()
     try:
-        with _by_value(_unimportable(workload)):
-            torch.save(workload, buffer, pickle_module=cloudpickle)
-    except (TypeError, ValueError, AttributeError, RuntimeError, OSError, ImportError) as error:
+        with _registered():
+            torch.save(workload, buffer, pickle_module=_Pickling)
+    except (*_REFUSALS, RuntimeError, OSError, ImportError) as error:
         raise WorkloadInvalid(
             f"the workload cannot be sent to another process: {type(error).__name__}: {error}",
             hint="make it in functions (model_fn, loader_fn), or pass isolate=False",
@@ -46,38 +53,50 @@ def unpack(path: Path) -> Workload:
     return workload
 
 
-def _unimportable(workload: Workload) -> list[ModuleType]:
-    """Return the modules of the workload's functions and classes that have no file to import."""
-    model = workload.live_model
-    owners = [type(module) for module in model.modules()] if model is not None else []
-    functions = [getattr(workload, name) for name in Workload.__slots__]
-    names = {getattr(owner, "__module__", None) for owner in (*owners, *functions)}
-    return [
-        sys.modules[name]
-        for name in sorted(name for name in names if name in sys.modules)
-        if name != "__main__" and not _is_importable(name)
-    ]
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
+    """Writes code by value where a fresh process could not import the module that it is from."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Return how an object is written; see `pickle.Pickler.reducer_override`."""
+        if isinstance(obj, type | FunctionType | ModuleType):
+            name = obj.__name__ if isinstance(obj, ModuleType) else obj.__module__
+            if name in sys.modules and not _is_importable(name):
+                cloudpickle.register_pickle_by_value(sys.modules[name])
+        return super().reducer_override(obj)
 
 
+class _Pickling:
+    """What `torch.save` asks of a module that pickles."""
+
+    Pickler = _Pickler
+
+
+@functools.cache
 def _is_importable(name: str) -> bool:
     """Whether a fresh process with the same path would find this very module."""
+    top, _, _ = name.partition(".")
+    if top in sys.stdlib_module_names or top == "__main__" or _is_installed(sys.modules.get(top)):
+        return True  # `__main__` is known to cloudpickle
     parent, _, _ = name.rpartition(".")
-    path = getattr(sys.modules.get(parent), "__path__", None) if parent else None
-    if parent and path is None:
-        return False
-    for finder in sys.meta_path:
-        spec = finder.find_spec(name, path)
-        if spec is not None:
-            return spec.origin == getattr(sys.modules[name].__spec__, "origin", None)
-    return False
+    path = getattr(sys.modules.get(parent), "__path__", None)
+    specs = (finder.find_spec(name, path) for finder in sys.meta_path) if path or not parent else ()
+    found = next((spec for spec in specs if spec is not None), None)
+    known = getattr(sys.modules[name], "__spec__", None)
+    return found is not None and known is not None and found.origin == known.origin
+
+
+def _is_installed(module: ModuleType | None) -> bool:
+    """Whether a module lies where libraries do, whatever modules it has made up inside."""
+    parts = Path(getattr(module, "__file__", None) or "").parts
+    return "site-packages" in parts or "dist-packages" in parts
 
 
 @contextlib.contextmanager
-def _by_value(modules: list[ModuleType]) -> Iterator[None]:
-    for module in modules:
-        cloudpickle.register_pickle_by_value(module)
+def _registered() -> Iterator[None]:
+    """Forget on exit which modules were registered to be written by value."""
+    before = set(cloudpickle.list_registry_pickle_by_value())
     try:
         yield
     finally:
-        for module in modules:
-            cloudpickle.unregister_pickle_by_value(module)
+        for name in set(cloudpickle.list_registry_pickle_by_value()) - before:
+            cloudpickle.unregister_pickle_by_value(sys.modules[name])

@@ -16,6 +16,7 @@ from autotune.space import Config
 from autotune.step.apply import blocks_of
 from autotune.step.batch import tensors_in, to_device
 from autotune.step.checkpointing import checkpointed
+from autotune.step.loss import default_loss
 from autotune.step.precision import autocast
 from autotune.step.window import Stepper, windows
 from autotune.trial.guard import PIECES, check
@@ -166,16 +167,10 @@ def _evaluation_batches(bench: Bench) -> list[Any]:
 
 
 def _evaluate(bench: Bench, batch: Any) -> None:
-    """Run the model on a batch as evaluation does: the user's loss, or the forward pass alone."""
-    model, loss_fn = bench.stepper.model.eval(), bench.workload.loss_fn
+    """Compute the loss of a batch as the written loop's evaluation does."""
+    model, loss_fn = bench.stepper.model.eval(), bench.workload.loss_fn or default_loss
     with torch.inference_mode(), autocast(bench.stepper.device, bench.config.amp):
-        moved = to_device(batch, bench.stepper.device)
-        if loss_fn is not None:
-            loss_fn(model, moved)
-        elif isinstance(moved, Mapping):
-            model(**moved)
-        else:
-            model(moved[0] if isinstance(moved, list | tuple) else moved)
+        loss_fn(model, to_device(batch, bench.stepper.device))
     model.train()
 
 

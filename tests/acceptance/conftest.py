@@ -32,4 +32,5 @@ def eval_loader_fn(batch_size):
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> Ended:
     """A run to its end, with enough time for a verdict."""
     script = write_workload(tmp_path_factory.mktemp("tuned"), COSTLY_STEPS)
-    return autotune(script, "--global-batch", "free", "--trials", "40", "--time-budget", "60s")
+    narrow = ("--knob", "num_workers=0", "--knob", "amp=off", "--trials", "28")
+    return autotune(script, "--global-batch", "free", *narrow, "--time-budget", "60s")

@@ -19,6 +19,9 @@ import pytest
 FILES = ("config.json", "report.html", "report.md", "study.db", "train.py", "trials.jsonl")
 """What a run leaves behind."""
 
+JOURNAL = "launches.jsonl"
+"""What a run leaves beside them for the next run in the same folder."""
+
 BRIEFLY = ("--trials", "8", "--time-budget", "60s")
 """Options of a run that need not go far: bounded by launches, it goes as far on any machine."""
 

@@ -11,6 +11,7 @@ import pytest
 from acceptance.product import (
     BRIEFLY,
     FILES,
+    JOURNAL,
     Ended,
     autotune,
     python,
@@ -23,6 +24,7 @@ from autotune.cli import main
 
 SURFACE = {
     "--device",
+    "--fresh",
     "--global-batch",
     "--goal",
     "--help",
@@ -32,8 +34,10 @@ SURFACE = {
     "--out",
     "--quiet",
     "--seed",
+    "--storage",
     "--time-budget",
     "--trials",
+    "--verify",
     "--version",
 }
 """Every option there is; to add one is a decision, and this line."""
@@ -42,13 +46,10 @@ NOT_BUILT_YET = (
     "--dry-run",
     "--engine=ray",
     "--export=lightning",
-    "--fresh",
     "--gpus=2",
     "--plan=16GiB",
     "--planned-samples=9",
     "--self-test",
-    "--storage=sqlite:///a.db",
-    "--verify=config.json",
 )
 
 STUCK = """
@@ -167,7 +168,7 @@ def test_an_interrupt_keeps_what_was_verified(tmp_path: Path, number: signal.Sig
     assert ended.left == []
     assert ended.document["verdict"] == "interrupted"
     assert ended.config["batch_size"] <= 32
-    assert sorted(path.name for path in ended.out.iterdir()) == sorted(FILES)
+    assert {path.name for path in ended.out.iterdir()} == {*FILES, JOURNAL}
     assert len(ended.trials) >= 2
 
 
@@ -202,6 +203,22 @@ def test_the_terminal_interrupts_all_at_once(tmp_path: Path) -> None:
     assert ended.code == 130
     assert ended.left == []
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.slow
+def test_what_is_killed_leaves_whole_files_and_no_process(tmp_path: Path) -> None:
+    """Nobody can put things right after SIGKILL; so they are right at any moment."""
+    script = write_workload(tmp_path, STUCK)
+
+    with started(script, "--global-batch", "free", "--time-budget", "90s") as run:
+        wait_for(tmp_path / "stuck")
+        run.process.kill()
+        ended = run.wait()
+
+    assert ended.code == -signal.SIGKILL
+    assert ended.left == []
+    assert len(ended.trials) >= 2
+    assert not list(ended.out.glob("*.part"))
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from typing import Any
 
 import optuna
 import pytest
-from acceptance.product import BRIEFLY, FILES, Ended, autotune, write_workload
+from acceptance.product import BRIEFLY, FILES, JOURNAL, Ended, autotune, write_workload
 
 pytestmark = pytest.mark.slow
 
@@ -65,6 +65,7 @@ KNOBS = {
     "accumulation_steps",
     "amp",
     "batch_size",
+    "checkpointing",
     "cudnn_benchmark",
     "num_workers",
     "persistent_workers",
@@ -85,9 +86,9 @@ def document(tuned: Ended) -> dict[str, Any]:
     return document
 
 
-def test_exactly_these_files(tuned: Ended) -> None:
-    """Six files, and no scratch of ours beside them."""
-    assert sorted(path.name for path in tuned.out.iterdir()) == sorted(FILES)
+def test_all_files_and_no_scratch(tuned: Ended) -> None:
+    """The six of the contract, the journal that a later run continues from, and nothing else."""
+    assert {path.name for path in tuned.out.iterdir()} == {*FILES, JOURNAL}
 
 
 def test_config_json_has_sorted_keys(tuned: Ended, document: dict[str, Any]) -> None:
@@ -278,19 +279,20 @@ def test_the_reports_give_the_answer(tuned: Ended, name: str) -> None:
 
 
 def test_a_second_run_keeps_the_records_of_the_first(tmp_path: Path) -> None:
-    """They are beside its own under numbered names, as they were; edited text is kept too."""
+    """They lie under a numbered name, as they were, beside text that was edited since."""
     script = write_workload(tmp_path)
     out = autotune(script, *BRIEFLY).out
-    first = {name: (out / name).read_bytes() for name in ("trials.jsonl", "study.db")}
-    (out / "train.py").write_text((out / "train.py").read_text("utf-8") + "# mine\n", "utf-8")
+    first = (out / "trials.jsonl").read_bytes()
+    loop = (out / "train.py").read_text("utf-8")
+    (out / "train.py").write_text(f"# mine\n{loop}", "utf-8")
 
     second = autotune(script, *BRIEFLY)
 
     assert second.code == 0
-    assert (out / "trials-1.jsonl").read_bytes() == first["trials.jsonl"]
-    assert (out / "study-1.db").read_bytes() == first["study.db"]
-    assert (out / "train-1.py").read_text("utf-8").endswith("# mine\n")
-    assert second.trials[0]["number"] == 0
+    assert (out / "trials-1.jsonl").read_bytes() == first
+    assert (out / "train-1.py").read_text("utf-8").startswith("# mine\n")
+    again = second.trials[: first.count(b"\n")]
+    assert {trial["is_reused"] for trial in again} == {True}  # nothing is measured twice
 
 
 @pytest.mark.parametrize("name", FILES)

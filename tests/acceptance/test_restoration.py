@@ -158,7 +158,7 @@ ENDS: Mapping[str, Mapping[str, Any]] = {
     "success": {"trials": 9},
     "out_of_memory": {"memory": 2000},
     "crash": {"trials": 9, "global_batch": "free"},
-    "time_out": {"trials": 9, "global_batch": "free"},
+    "time_out": {"trials": 6, "global_batch": "free", "time_budget": "40s"},
     "interrupt": {"trials": 30, "global_batch": "free"},
 }
 """How a run ends → arguments of `fit` that lead there."""
@@ -319,7 +319,6 @@ def _process() -> dict[str, Any]:
         "signals": [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)],
         "working folder": Path.cwd(),
         "sys.path": list(sys.path),
-        "warning filters": list(warnings.filters),
     }
 
 

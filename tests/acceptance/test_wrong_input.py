@@ -1,12 +1,13 @@
 """Wrong input ends with the code that DESIGN 2.4 gives it, and with words that help."""
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from acceptance.product import BRIEFLY, Ended, autotune, write_workload
 
-pytestmark = pytest.mark.slow
+from autotune.cli import main
 
 SCRIPTS = {
     "no_loader_fn": "del loader_fn",
@@ -54,17 +55,24 @@ SCRIPTS = {
 """Name → what makes the tiny workload wrong."""
 
 OPTIONS = {
-    "unknown_knob": ("--knob", "bathc_size=8"),
     "unknown_value": ("--knob", "amp=fp8"),
     "no_such_device": ("--device", "cuda:97"),
     "unknown_device": ("--device", "quantum"),
-    "size_without_meaning": ("--memory", "much"),
-    "time_without_meaning": ("--time-budget", "soon"),
-    "global_batch_of_zero": ("--global-batch", "0"),
-    "unknown_option": ("--batchsize", "8"),
-    "unknown_goal": ("--goal", "fame"),
 }
-"""Name → options that mean nothing, with the workload as it should be."""
+"""Name → options that the device or the workload cannot follow."""
+
+MEANINGLESS = {
+    "bathc_size": ("--knob", "bathc_size=8"),
+    "much": ("--memory", "much"),
+    "soon": ("--time-budget", "soon"),
+    "got '0'": ("--trials=1", "--global-batch", "0"),
+    "--batchsize": ("--batchsize", "8"),
+    "fame": ("--goal", "fame"),
+    "-3": ("--trials", "-3"),
+    "batch_size": ("--knob", "batch_size"),
+    "script": (),
+}
+"""What an error names → options that mean nothing, whatever the workload is."""
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +91,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
         return dict(zip(names, pool.map(run, names), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted({*SCRIPTS, *OPTIONS} - {"raises_in_step"}))
 def test_what_is_wrong_before_the_first_step_is_code_2(ended: dict[str, Ended], name: str) -> None:
     """One document on stdout says what was wrong; there is no traceback of ours and no process."""
@@ -96,6 +105,7 @@ def test_what_is_wrong_before_the_first_step_is_code_2(ended: dict[str, Ended], 
     assert run.left == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -111,15 +121,9 @@ def test_what_is_wrong_before_the_first_step_is_code_2(ended: dict[str, Ended], 
         ("raises_on_import", ["KeyError", "the data went away", "raises_on_import.py"]),
         ("raises_in_loader_fn", ["OSError", "the disk is gone", "raises_in_loader_fn.py"]),
         ("unknown_option_of_script", ["time_bugdet", "time_budget"]),
-        ("unknown_knob", ["bathc_size", "batch_size"]),
         ("unknown_value", ["fp8", "bf16"]),
         ("no_such_device", ["cuda:97"]),
         ("unknown_device", ["quantum", "cpu"]),
-        ("size_without_meaning", ["much", "GiB"]),
-        ("time_without_meaning", ["soon", "min"]),
-        ("global_batch_of_zero", ["0"]),
-        ("unknown_option", ["--batchsize"]),
-        ("unknown_goal", ["fame", "memory"]),
     ],
 )
 def test_the_words_name_what_was_seen(
@@ -132,6 +136,22 @@ def test_the_words_name_what_was_seen(
     assert [word for word in words if word not in said] == []
 
 
+@pytest.mark.parametrize("word", MEANINGLESS)
+def test_an_option_that_means_nothing_is_code_2(
+    word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is refused before anything is started, and named; one document on stdout tells so."""
+    options = MEANINGLESS[word]
+    where = [str(tmp_path / "a.py"), "--out", str(tmp_path / "out")] if options else []
+
+    code = main([*where, *options, "--json"])
+
+    document = json.loads(capsys.readouterr().out)
+    assert code == document["exit_code"] == 2
+    assert word in f"{document['error']['message']} {document['error']['hint']}".lower()
+
+
+@pytest.mark.slow
 def test_a_step_that_raises_is_code_4(ended: dict[str, Ended]) -> None:
     """What fails is the user's own, so their traceback is shown, and none of our frames."""
     run = ended["raises_in_step"]
@@ -143,6 +163,7 @@ def test_a_step_that_raises_is_code_4(ended: dict[str, Ended]) -> None:
     assert run.left == []
 
 
+@pytest.mark.slow
 def test_a_missing_script_is_code_2(tmp_path: Path) -> None:
     """A path where nothing is is told as it was given."""
     run = autotune(tmp_path / "nowhere.py")
@@ -151,6 +172,7 @@ def test_a_missing_script_is_code_2(tmp_path: Path) -> None:
     assert "nowhere.py" in run.error["message"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["file/below", "/proc/autotune"])
 def test_a_folder_that_cannot_be_is_code_2(tmp_path: Path, where: str) -> None:
     """Below a regular file, or where nobody may write: found out before any work is done."""
@@ -164,6 +186,7 @@ def test_a_folder_that_cannot_be_is_code_2(tmp_path: Path, where: str) -> None:
     assert where in run.error["message"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_last_dropped", [False, True])
 def test_a_data_set_smaller_than_the_batch_works(tmp_path: Path, is_last_dropped: bool) -> None:
     """Ten samples and a stated batch of 32: what can be filled is tuned."""
@@ -183,6 +206,7 @@ def test_a_data_set_smaller_than_the_batch_works(tmp_path: Path, is_last_dropped
     assert all(trial["config"]["batch_size"] <= 10 for trial in run.trials)
 
 
+@pytest.mark.slow
 def test_a_fixed_batch_size_needs_no_parameter(tmp_path: Path) -> None:
     """A factory without `batch_size` is fine where the user fixed it."""
     script = write_workload(tmp_path, SCRIPTS["no_batch_size"])

@@ -1,0 +1,469 @@
+"""Tests of autotune/trial/passes.py: what a launch does for each purpose."""
+
+import multiprocessing
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from autotune.device.cpu import CpuDevice
+from autotune.outcome import Crashed, Invalid, Measured, Measurement, Outcome, OutOfMemory, Purpose
+from autotune.outcome import Request
+from autotune.space import Config
+from autotune.trial import passes
+from autotune.trial.launch import attempt
+from autotune.trial.passes import seed_everything
+from autotune.workload import Workload, live_workload
+
+PURPOSES: list[Purpose] = ["memory", "compute", "loader", "train", "verify"]
+
+
+class Numbered(Dataset[tuple[Tensor, Tensor]]):
+    """Samples that tell which they are."""
+
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return torch.full((4,), float(index)), torch.tensor(index % 2)
+
+
+class Watched(nn.Module):
+    """A model that remembers which samples it was given, and how."""
+
+    def __init__(self, *, width: int = 4) -> None:
+        super().__init__()
+        self.layer = nn.Linear(width, 2)
+        self.seen: list[list[int]] = []
+        self.modes: list[tuple[bool, bool]] = []
+
+    def forward(self, value: Tensor) -> Tensor:
+        """Return the layer's output."""
+        self.seen.append([int(number) for number in value[:, 0]])
+        self.modes.append((self.training, torch.is_grad_enabled()))
+        result: Tensor = self.layer(value / 100)
+        return result
+
+
+def numbered(samples: int = 32, **settings: Any) -> Callable[..., Iterable[Any]]:
+    """Return a factory of loaders of numbered samples."""
+
+    def loader_fn(
+        batch_size: int, num_workers: int = 0, *, persistent_workers: bool = False
+    ) -> Iterable[Any]:
+        return DataLoader(
+            Numbered(samples),
+            batch_size,
+            num_workers=num_workers,
+            persistent_workers=persistent_workers,
+            **settings,
+        )
+
+    return loader_fn
+
+
+def run(workload: Workload, purpose: Purpose, config: Config, **more: Any) -> Outcome:
+    """Carry out a request here; return how it ended."""
+    request = Request(purpose=purpose, config=config, **{"cycles": 3} | more)
+    return attempt(workload, CpuDevice(), request).outcome
+
+
+def measured(outcome: Outcome) -> Measurement:
+    """Return the measurement of a launch that ran to its end."""
+    assert isinstance(outcome, Measured), outcome
+    return outcome.measurement
+
+
+def peak_of(workload: Workload, config: Config, **more: Any) -> int:
+    """Return the peak of a memory pass, in bytes."""
+    peak = measured(run(workload, "memory", config, **more)).peak_bytes
+    assert peak is not None
+    return peak
+
+
+def test_the_peak_holds_optimizer_state() -> None:
+    """Parameters, gradients and two moments: it is made in the first step, and there in the next."""
+    model = nn.Linear(200, 200, bias=False)
+    loader = lambda batch_size: [(torch.zeros(batch_size, 200),) * 2] * 2  # noqa: E731
+
+    peak = peak_of(live_workload(model, loader), Config(batch_size=1))
+
+    assert 4 * 200 * 200 * 4 <= peak <= 5 * 200 * 200 * 4
+
+
+def test_a_second_micro_batch_meets_gradients_and_a_third_adds_nothing() -> None:
+    """So two stand for any number of them."""
+    layers = [nn.Linear(300, 300) for _ in range(3)]
+    batch_of = lambda size: (torch.zeros(size, 300),) * 2  # noqa: E731
+    workload = live_workload(
+        nn.Sequential(*layers),
+        lambda batch_size: [batch_of(batch_size)] * 9,
+        optimizer_fn=lambda parameters: torch.optim.SGD(parameters),
+    )
+
+    peaks = [
+        peak_of(workload, Config(batch_size=2000, accumulation_steps=steps)) for steps in (1, 2, 3)
+    ]
+
+    assert peaks[0] < peaks[1] == peaks[2]
+
+
+class Lengths(Dataset[Tensor]):
+    """Samples of which the longest come last."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.ones(index + 1, 8)
+
+
+class Summed(nn.Module):
+    """A model whose memory grows with the longest sample of a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 64)
+
+    def forward(self, value: Tensor) -> Tensor:
+        """Return one number."""
+        result: Tensor = self.layer(value).square().mean()
+        return result
+
+
+def lengths_fn(batch_size: int) -> Iterable[Any]:
+    """Return a loader that pads."""
+    collate: Callable[[list[Tensor]], Tensor] = lambda samples: pad_sequence(
+        samples, batch_first=True
+    )  # noqa: E731
+    return DataLoader(Lengths(), batch_size, collate_fn=collate)
+
+
+@pytest.mark.parametrize("purpose", ["memory", "verify"])
+def test_the_largest_samples_make_the_worst_batch(purpose: Purpose) -> None:
+    """Where they are known; else the largest of a few batches stands for it."""
+    workload = live_workload(Summed, lengths_fn)
+    config = Config(batch_size=4)
+
+    known = measured(run(workload, purpose, config, largest_samples=(39, 38)))
+    unknown = measured(run(workload, purpose, config))
+
+    activations = 4 * 40 * 64 * 4
+    assert known.peak_bytes is not None
+    assert unknown.peak_bytes is not None
+    assert known.peak_bytes > 2 * activations
+    assert unknown.peak_bytes < 2 * activations
+
+
+@pytest.mark.parametrize("purpose", ["memory", "verify"])
+def test_a_limit_is_kept_to_the_byte(purpose: Purpose) -> None:
+    """What would go above it ends the launch, and is named."""
+    workload = live_workload(Summed, lengths_fn)
+    config = Config(batch_size=4)
+    peak = measured(run(workload, purpose, config)).peak_bytes
+    assert peak is not None
+
+    within = run(workload, purpose, config, limit_bytes=peak)
+    above = run(workload, purpose, config, limit_bytes=peak - 1)
+
+    assert measured(within).limit_bytes == peak
+    assert isinstance(above, OutOfMemory)
+    assert f"live tensors need {peak} bytes" in above.reason
+    assert "aten." in above.reason
+
+
+def test_verifying_evaluates_after_each_step() -> None:
+    """Two whole cycles on training batches, each followed by evaluation as it is written."""
+    model = Watched()
+    workload = live_workload(model, numbered(), eval_loader_fn=numbered(6))
+
+    measured(run(workload, "verify", Config(batch_size=4, accumulation_steps=3)))
+
+    assert model.modes == ([(True, True)] * 3 + [(False, False)]) * 2
+    assert model.training
+
+
+def test_an_evaluation_above_the_limit_is_found() -> None:
+    """Here its batches are larger than those of training (CASES.md row 24)."""
+    wide = lambda batch_size: [torch.ones(batch_size, size, 8) for size in (1, 50)]  # noqa: E731
+    narrow = lambda batch_size: [torch.ones(batch_size, 1, 8)] * 2  # noqa: E731
+    config = Config(batch_size=8)
+    peak = peak_of(live_workload(Summed, narrow), config)
+
+    alone = run(live_workload(Summed, narrow), "verify", config, limit_bytes=peak)
+    both = run(
+        live_workload(Summed, narrow, eval_loader_fn=wide), "verify", config, limit_bytes=peak
+    )
+
+    assert isinstance(alone, Measured)
+    assert isinstance(both, OutOfMemory)
+    assert f"limit of {peak} bytes" in both.reason
+
+
+def test_evaluation_uses_the_loss_that_was_written() -> None:
+    """The model may take its batch in a way that only `loss_fn` knows."""
+    modes: list[bool] = []
+
+    def loss_fn(model: nn.Module, batch: Any) -> Tensor:
+        modes.append(model.training)
+        return functional.cross_entropy(model(batch["x"]), batch["y"])
+
+    loader = lambda batch_size: [  # noqa: E731
+        {"x": torch.zeros(batch_size, 4), "y": torch.zeros(batch_size, dtype=torch.long)}
+    ]
+    workload = live_workload(Watched, loader, loss_fn=loss_fn, eval_loader_fn=loader)
+
+    measured(run(workload, "verify", Config(batch_size=4)))
+
+    assert modes == [True, False] * 2
+
+
+@pytest.mark.parametrize("purpose", ["memory", "compute", "train", "verify"])
+@pytest.mark.parametrize("given", [2, 8])
+def test_another_batch_size_is_invalid(purpose: Purpose, given: int) -> None:
+    """A loader may ignore what it was asked for (CASES.md rows 21, 105)."""
+    workload = live_workload(Watched, lambda batch_size: numbered()(given + 0 * batch_size))
+
+    outcome = run(workload, purpose, Config(batch_size=4))
+
+    assert outcome == Invalid(reason=f"the loader gave {given} samples, not 4")
+
+
+@pytest.mark.parametrize("purpose", PURPOSES)
+def test_a_data_set_smaller_than_the_batch_is_what_there_is(purpose: Purpose) -> None:
+    """One batch is all of it, and only real samples count."""
+    workload = live_workload(Watched, numbered(5))
+
+    found = measured(run(workload, purpose, Config(batch_size=16)))
+
+    assert found.samples_per_optimizer_step == 16
+    if found.samples_per_second is not None:
+        assert found.optimizer_step_seconds == pytest.approx(16 / found.samples_per_second)
+
+
+@pytest.mark.parametrize("purpose", ["memory", "compute", "train", "verify"])
+def test_a_loader_that_yields_nothing_is_the_workloads_fault(purpose: Purpose) -> None:
+    """It was wrong before the first step."""
+    workload = live_workload(Watched, numbered(3, drop_last=True))
+
+    outcome = run(workload, purpose, Config(batch_size=4))
+
+    assert isinstance(outcome, Crashed)
+    assert outcome.is_workload_error
+    assert "yields nothing" in outcome.reason
+
+
+def test_draining_a_loader_that_yields_nothing_is_invalid() -> None:
+    """Nothing was measured."""
+    outcome = run(
+        live_workload(Watched, numbered(3, drop_last=True)), "loader", Config(batch_size=4)
+    )
+
+    assert outcome == Invalid(reason="the loader gave no batch")
+
+
+@pytest.mark.parametrize("purpose", ["compute", "train", "verify"])
+def test_a_loss_that_is_not_finite_is_invalid(purpose: Purpose) -> None:
+    """However fast it was computed."""
+
+    def loss_fn(model: nn.Module, batch: Any) -> Tensor:
+        value: Tensor = model(batch[0]).sum() * float("nan")
+        return value
+
+    outcome = run(
+        live_workload(Watched, numbered(), loss_fn=loss_fn), purpose, Config(batch_size=4)
+    )
+
+    assert outcome == Invalid(reason="the loss is not finite")
+
+
+def test_whole_cycles_are_timed_across_epochs() -> None:
+    """A window to warm up, then so many; the loader starts again when an epoch ends."""
+    model = Watched()
+
+    found = measured(
+        run(
+            live_workload(model, numbered(6)),
+            "train",
+            Config(batch_size=2, accumulation_steps=2),
+            cycles=3,
+        )
+    )
+
+    assert model.seen == [[0, 1], [2, 3], [0, 1], [2, 3], [4, 5], [0, 1], [2, 3]]
+    assert found.samples_per_optimizer_step == 4
+
+
+def test_windows_are_skipped_without_a_step() -> None:
+    """So that the queue is empty, and rivals see the same samples."""
+    model = Watched()
+
+    run(live_workload(model, numbered()), "train", Config(batch_size=4), cycles=2, skip_windows=3)
+
+    assert [batch[0] for batch in model.seen] == [0, 12, 16]
+
+
+@pytest.mark.parametrize("purpose", ["compute", "train"])
+def test_rivals_see_the_same_samples(purpose: Purpose) -> None:
+    """Of one seed, however they are cut; another seed gives another order."""
+
+    def order_of(config: Config, seed: int) -> list[int]:
+        model = Watched()
+        run(live_workload(model, numbered(shuffle=True)), purpose, config, seed=seed, cycles=2)
+        return [number for batch in model.seen for number in batch]
+
+    whole = order_of(Config(batch_size=8), 1)
+
+    assert whole == order_of(Config(batch_size=4, accumulation_steps=2), 1)
+    assert whole != order_of(Config(batch_size=8), 2)
+
+
+def test_compute_goes_round_the_batches_in_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which hold no more than their share of memory, but two at least."""
+    monkeypatch.setattr(passes, "HELD_BYTES", 1)
+    model = Watched()
+
+    found = measured(
+        run(live_workload(model, numbered()), "compute", Config(batch_size=4, accumulation_steps=2))
+    )
+
+    assert {batch[0] for batch in model.seen} == {0, 4}
+    assert len(model.seen) == 8
+    assert found.data_wait_share is not None
+    assert found.data_wait_share < 0.5
+
+
+def test_draining_runs_no_step() -> None:
+    """The loader alone, so many batches as the cycles have."""
+    model = Watched()
+    request = Request(purpose="loader", config=Config(batch_size=4, accumulation_steps=2), cycles=3)
+
+    report = attempt(live_workload(model, numbered()), CpuDevice(), request)
+
+    assert model.seen == []
+    assert report.launch is not None
+    assert len(report.launch.step_seconds) == 6
+    assert measured(report.outcome).data_wait_share == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_workers_end_with_the_launch(persistent: bool) -> None:
+    """Also those that live on between epochs (CASES.md row 92)."""
+    config = replace(Config(batch_size=4).with_workers(1), persistent_workers=persistent)
+
+    measured(run(live_workload(Watched, numbered()), "train", config, cycles=1))
+
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize(
+    ("workers", "steps", "skipped"), [(0, 1, 0), (1, 1, 2), (3, 1, 4), (3, 2, 2), (3, 9, 1)]
+)
+def test_with_workers_a_batch_more_than_they_are_is_skipped(
+    workers: int, steps: int, skipped: int
+) -> None:
+    """Which they made while they started."""
+    config = Config(batch_size=1, accumulation_steps=steps).with_workers(workers)
+    bench = passes.Bench(
+        workload=live_workload(Watched, numbered()),
+        device=CpuDevice(),
+        request=Request(purpose="train", config=config),
+        stepper=None,  # type: ignore[arg-type]  # no step is made
+        deadline=0.0,
+    )
+
+    assert passes._windows_to_skip(bench) == skipped
+
+
+def test_a_launch_that_is_late_answers_with_what_it_has() -> None:
+    """One cycle at least."""
+    request = Request(
+        purpose="train", config=Config(batch_size=4), cycles=5, time_limit_seconds=0.0
+    )
+
+    report = attempt(live_workload(Watched, numbered()), CpuDevice(), request)
+
+    assert isinstance(report.outcome, Measured)
+    assert report.launch is not None
+    assert len(report.launch.step_seconds) == 1
+
+
+def of_pairs(model: nn.Module, batch: Any) -> Tensor:
+    """Return a loss that tells each sample from all others of its batch."""
+    found = model(batch[0])
+    return functional.cross_entropy(found @ found.T, torch.arange(len(found)))
+
+
+@pytest.mark.parametrize(
+    ("config", "loss_fn", "agrees"),
+    [
+        (Config(batch_size=4, accumulation_steps=2), None, True),
+        (Config(batch_size=4, accumulation_steps=2), of_pairs, False),
+        (Config(batch_size=1, accumulation_steps=8), of_pairs, False),
+        (Config(batch_size=8, amp="bf16"), of_pairs, True),
+        (Config(batch_size=16), of_pairs, True),
+    ],
+)
+def test_numerics_are_checked_against_the_baseline(
+    config: Config, loss_fn: Any, agrees: bool
+) -> None:
+    """Also where the smaller of the two batches has one sample alone, which cannot be cut."""
+    workload = live_workload(Watched, numbered(), loss_fn=loss_fn)
+
+    outcome = run(workload, "check", config, baseline=Config(batch_size=8))
+
+    assert isinstance(outcome, Measured if agrees else Invalid), outcome
+
+
+def test_a_check_needs_a_baseline() -> None:
+    """Else there is nothing to compare with."""
+    outcome = run(live_workload(Watched, numbered()), "check", Config(batch_size=4))
+
+    assert isinstance(outcome, Invalid)
+    assert "needs a baseline" in outcome.reason
+
+
+def test_a_config_sets_threads_and_checkpointing() -> None:
+    """For the launch alone."""
+    threads: list[int] = []
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, value: Tensor) -> Tensor:
+            threads.append(torch.get_num_threads())
+            result: Tensor = self.layer(value)
+            return result
+
+    model = nn.Sequential(Block(), Block(), nn.Linear(4, 2))
+    before = torch.get_num_threads()
+    config = Config(batch_size=4, threads=1, checkpointing="full")
+
+    measured(run(live_workload(model, numbered()), "train", config, cycles=1))
+
+    assert threads == [1] * 2 * 4  # two blocks, two steps, each block run twice in each
+    assert torch.get_num_threads() == before
+
+
+def test_a_seed_sets_all_random_numbers() -> None:
+    """Of Python, NumPy and PyTorch; a large one too."""
+
+    def draw(seed: int) -> list[float]:
+        seed_everything(seed)
+        return [random.random(), float(np.random.rand()), float(torch.rand(1))]
+
+    assert draw(2**40) == draw(2**40)
+    assert all(one != other for one, other in zip(draw(1), draw(2), strict=True))
