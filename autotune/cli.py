@@ -1,6 +1,7 @@
 """`python -m autotune SCRIPT`: arguments in, exit code out; the only module that prints."""
 
 import json
+import shlex
 import signal
 import sys
 import traceback
@@ -148,7 +149,7 @@ def _verify(path: str) -> _Told:
 
 
 def _command_line() -> str:
-    return " ".join(["python -m autotune", *sys.argv[1:]])
+    return shlex.join(["python", "-m", "autotune", *sys.argv[1:]])
 
 
 def parse_knobs(knobs: Sequence[str]) -> dict[str, list[Any]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from autotune.candidates import build_space, resolve_baseline
+from autotune.errors import WorkloadInvalid
 from autotune.facts import UNKNOWN, Survey, WorkloadFacts
 from autotune.journal import Journal, remembering, set_aside
 from autotune.machine import machine_of, versions
@@ -240,6 +241,7 @@ def make_task(survey: Survey, options: Options, *, largest_samples: tuple[int, .
 
     Raises:
         OptionInvalid: If the options contradict the workload, the device or each other.
+        WorkloadInvalid: If no batch size can be given to the loader.
     """
     device = survey.device
     workload = replace(survey.workload, largest_samples=largest_samples)
@@ -264,13 +266,38 @@ def make_task(survey: Survey, options: Options, *, largest_samples: tuple[int, .
 
 
 def baseline_of(survey: Survey, options: Options) -> Mapping[str, Any] | Config | None:
-    """Return what the user has today: what was given, over the settings of their `DataLoader`."""
+    """Return what the user has today: what was given, over the settings of their `DataLoader`.
+
+    Raises:
+        WorkloadInvalid: If no batch size can be given to the loader.
+    """
+    fixed = fixed_batch_size(survey.workload, options)
     if isinstance(options.baseline, Config):
         return options.baseline
     ignored = {"batch_size"} | ({"pin_memory"} if survey.device.kind == "cpu" else set())
     stated = survey.workload.stated_settings
     today = {name: value for name, value in stated.items() if name not in ignored}
-    return today | dict(options.baseline or {})
+    return today | fixed | dict(options.baseline or {})
+
+
+def fixed_batch_size(workload: WorkloadFacts, options: Options) -> dict[str, Any]:
+    """Return the batch size that the user fixed, where `loader_fn` cannot be given any.
+
+    Raises:
+        WorkloadInvalid: If it cannot, and the user fixed none.
+    """
+    if "batch_size" in workload.loader_settings:
+        return {}
+    wanted = (options.space or {}).get("batch_size", ())
+    sizes = [wanted] if isinstance(wanted, int) else list(wanted)
+    if len(sizes) == 1:
+        return {"batch_size": sizes[0]}
+    raise WorkloadInvalid(
+        "loader_fn needs to accept batch_size, but of the loader's settings it accepts "
+        f"{', '.join(workload.loader_settings) or 'none'}",
+        hint="def loader_fn(batch_size, …): …\nor, where the loader has one built in, fix it: "
+        '--knob batch_size=N (in Python: space={"batch_size": [N]})',
+    )
 
 
 def signature(task: Task) -> str:

@@ -154,28 +154,6 @@ def _parameters(factory: Callable[..., object]) -> Mapping[str, inspect.Paramete
         return {}
 
 
-def require_batch_size(workload: Workload, fixed: Sequence[object] | int | None) -> None:
-    """Refuse a factory that cannot be given a batch size, unless the user fixed one.
-
-    Args:
-        workload: Whose `loader_fn` is looked at.
-        fixed: What the user's space holds for `batch_size`: values, or one; None for nothing.
-
-    Raises:
-        WorkloadInvalid: If `loader_fn` does not accept `batch_size` and the space does not fix it.
-    """
-    accepted = accepted_settings(workload.loader_fn)
-    is_fixed = isinstance(fixed, int) or (fixed is not None and len(fixed) == 1)
-    if is_fixed or "batch_size" in accepted:
-        return
-    names = ", ".join(_parameters(workload.loader_fn)) or "nothing"
-    raise WorkloadInvalid(
-        f"loader_fn needs to accept batch_size, but accepts {names}",
-        hint='add the parameter, or fix it with space={"batch_size": [n]}; for example:\n\n'
-        + EXAMPLE_SCRIPT,
-    )
-
-
 def live_workload(
     model: nn.Module | Callable[[], nn.Module],
     loader_fn: "Callable[..., Iterable[Any]] | DataLoader[Any] | Dataset[Any]",

@@ -19,6 +19,9 @@ from autotune.testing import Landscape, Simulated, SimulatedClock
 
 MIB = 2**20
 
+BLOCKS = ("layers.0", "layers.1", "layers.2", "layers.3")
+"""What a workload has that repeats."""
+
 
 def workload(**changes: Any) -> WorkloadFacts:
     """A workload of 2,600 samples whose loader accepts every setting."""
@@ -72,6 +75,12 @@ def ramp(config: Config) -> float:
     return (300 + 8 * config.batch_size) * MIB
 
 
+def recomputing(config: Config, *, share: float = 0.3) -> float:
+    """Peak bytes: 300 MiB, and 15 MiB a sample of which checkpointing leaves a share."""
+    kept = share if config.checkpointing == "full" else 1.0
+    return (300 + 15 * kept * config.batch_size) * MIB
+
+
 def landscape(**changes: Any) -> Landscape:
     """The landscape of a small BERT on two cores: 0.5 s a step, a launch ready in 0.4 s."""
     plain = Landscape(
@@ -80,6 +89,22 @@ def landscape(**changes: Any) -> Landscape:
         loader_seconds=lambda config: 0.001 / max(config.num_workers, 1),
     )
     return replace(plain, **changes)
+
+
+def _recomputed(config: Config) -> float:
+    return affine(config) * (1.2 if config.checkpointing == "full" else 1.0)
+
+
+LANDSCAPES = {
+    "plain": landscape(),
+    "recomputing": landscape(compute_seconds=_recomputed, peak_bytes=recomputing),
+    "loading": landscape(loader_seconds=lambda config: 0.03 / max(config.num_workers, 1)),
+    "tiled": landscape(
+        compute_seconds=lambda c: _recomputed(c) * stepped(c.batch_size, wide=16) / 2,
+        peak_bytes=recomputing,
+    ),
+}
+"""Some landscapes, by what is special about them."""
 
 
 def fails_from(

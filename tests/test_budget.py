@@ -27,6 +27,8 @@ def test_launches_are_counted_until_there_are_no_more() -> None:
     """The launch after the last is refused, and that is an end with nothing verified."""
     budget = Budget(trials=2)
     budget.count_launch()
+    budget.give_back_launch()
+    budget.count_launch()
     budget.count_launch()
 
     with pytest.raises(BudgetSpent) as caught:

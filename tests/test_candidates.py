@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from simulations import cuda, device, workload
+from simulations import BLOCKS, cuda, device, workload
 
 from autotune.candidates import build_space, resolve_baseline
 from autotune.errors import OptionInvalid
@@ -74,6 +74,7 @@ def test_what_is_left_open_is_the_default_of_pytorch() -> None:
         ({"batch_size": 16, "accumulation_steps": 2}, 64),
         ({"batch_size": 64}, 32),
         ({"amp": "fp16"}, None),
+        ({"checkpointing": "full"}, None),
         ({"batch": 16}, None),
         (None, "huge"),
         (None, 0),
@@ -117,6 +118,16 @@ def test_a_gpu_is_tuned_in_pinning_and_in_cudnn_where_there_are_convolutions() -
     assert "vary in shape" in varying.left_out["cudnn_benchmark"]
 
 
+def test_blocks_are_what_checkpointing_needs() -> None:
+    """Where the model repeats some it is a choice; elsewhere the report says why it is none."""
+    some, none = space_of(workload(blocks=BLOCKS)), space_of()
+
+    assert some.choices("checkpointing") == ("off", "full")
+    assert "checkpointing" not in some.left_out
+    assert none.choices("checkpointing") == ("off",)
+    assert "checkpoint_blocks" in none.left_out["checkpointing"]
+
+
 def test_a_setting_that_the_loader_does_not_accept_is_left_out() -> None:
     """Each has its reason, and the batch size too is then the baseline's."""
     space = space_of(workload(loader_settings=()), cuda())
@@ -150,6 +161,7 @@ def test_batchnorm_never_meets_a_batch_of_one() -> None:
     ("narrowed", "knob", "expected"),
     [
         ({"amp": "bf16"}, "amp", ("bf16",)),
+        ({"checkpointing": ["full", "off"]}, "checkpointing", ("off", "full")),
         ({"batch_size": ["16", 8]}, "batch_size", (8, 16)),
         ({"persistent_workers": ["off"]}, "persistent_workers", (False,)),
         ({"num_workers": [2, 0]}, "num_workers", (0, 2)),
@@ -161,7 +173,7 @@ def test_the_user_narrows_a_knob(
     narrowed: dict[str, Any], knob: str, expected: tuple[Any, ...]
 ) -> None:
     """Values come as text, numbers or switches, and are tried in ascending order."""
-    space = space_of(narrowed=narrowed)
+    space = space_of(workload(blocks=BLOCKS), narrowed=narrowed)
 
     assert space.choices(knob) == expected
     assert ("fixed by the user" in space.left_out.get(knob, "")) == (len(expected) == 1)
@@ -172,6 +184,7 @@ def test_the_user_narrows_a_knob(
     [
         {"amp": ["fp16"]},
         {"amp": ["half"]},
+        {"checkpointing": ["full"]},
         {"batch_size": [3000]},
         {"batch_size": [24]},
         {"num_workers": [3]},

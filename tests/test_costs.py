@@ -1,6 +1,7 @@
 """What launches cost, learnt from those that ran."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -40,6 +41,17 @@ def test_unseen_sizes_are_scaled_from_the_nearest() -> None:
     assert costs.cycle_seconds(Config(batch_size=64)) == pytest.approx(1.0)
     smaller = Config(batch_size=8, accumulation_steps=4)
     assert costs.cycle_seconds(smaller) == pytest.approx(4 * 0.5 * 0.25**SHRINKING)
+
+
+def test_a_kind_that_was_not_timed_is_judged_by_the_one_most_like_it() -> None:
+    """Its own precision first; recomputing takes a third more, and not doing so no less."""
+    costs = learnt()
+    costs.learn(replace(BASE, checkpointing="full"), "compute", cycles=3, wall=4, seen=of_rate(32))
+
+    half = replace(BASE, amp="bf16")
+    assert costs.cycle_seconds(half) == pytest.approx(0.5)
+    assert costs.cycle_seconds(replace(half, checkpointing="full")) == pytest.approx(1.0)
+    assert learnt().cycle_seconds(replace(BASE, checkpointing="full")) == pytest.approx(2 / 3)
 
 
 def test_the_shrinking_is_learnt() -> None:

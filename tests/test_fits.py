@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from simulations import MIB, Simulation, fails_from, landscape
+from simulations import MIB, Simulation, fails_from, landscape, recomputing
 
 from autotune.outcome import Crashed, Outcome, TimedOut
 from autotune.search.fits import Fits, split_of
@@ -74,6 +74,36 @@ def test_another_precision_that_dies_rules_out_its_own_cell_alone() -> None:
     assert not fits.probe(BF16)
     assert fits.state(replace(BF16, batch_size=64)) == "doomed"
     assert fits.state(BASE) == "unknown"
+
+
+def test_checkpointed_configs_have_a_law_of_their_own() -> None:
+    """What does not fit without may fit with it, and what dies with it spares what does without."""
+    simulation = Simulation(landscape=landscape(peak_bytes=recomputing), limit_bytes=500 * MIB)
+    fits = Fits(simulation.launcher())
+    lean = replace(BASE, checkpointing="full")
+
+    assert not fits.probe(BASE)
+    assert fits.probe(lean)
+
+    large = Ask(config=replace(lean, batch_size=64), purpose="compute", phase="A")
+    dead = simulation.launcher().skip(large, "x")
+    fits.learn("compute", replace(dead, outcome=Crashed(reason="SIGSEGV")))
+    assert fits.state(replace(lean, batch_size=128)) == "doomed"
+    assert fits.state(Config(batch_size=128)) == "over"
+    assert fits.state(Config(batch_size=16)) == "unknown"
+
+
+def test_a_config_is_passed_over_once() -> None:
+    """With its reason, in the study of what it would have been launched for."""
+    simulation = Simulation()
+    fits = Fits(simulation.launcher())
+
+    fits.pass_over(BASE, "no use", purpose="compute")
+    fits.pass_over(BASE, "no use", purpose="compute")
+
+    (trial,) = simulation.trials
+    assert (trial.study, trial.outcome.reason) == ("compute", "no use")
+    assert simulation.budget.launches == 0
 
 
 def test_a_smaller_size_that_dies_spares_larger_ones_that_live() -> None:

@@ -1,12 +1,13 @@
 """Phase 0: what the search stands on."""
 
 import pytest
-from simulations import MIB, Simulation, fails_from, landscape
+from simulations import BLOCKS, MIB, Simulation, fails_from, landscape, workload
 
 from autotune.errors import NothingFits, NothingVerified, StepFailed, WorkloadInvalid
 from autotune.outcome import Crashed, Invalid, Outcome, OutOfMemory, Purpose, TimedOut
 from autotune.search.fits import Fits
 from autotune.search.footing import Footing, find_footing
+from autotune.space import Config
 
 
 def footing_of(simulation: Simulation) -> Footing:
@@ -91,6 +92,43 @@ def test_a_leaner_precision_takes_its_place_where_no_halving_fits() -> None:
 
     assert footing.reference.config.amp == "bf16"
     assert footing.reference.config.batch_size == 1
+
+
+def test_the_leanest_cell_is_tried_first_where_no_halving_fits() -> None:
+    """Half precision with checkpointing: one launch shows that it does, and no other is needed."""
+
+    def peak(config: Config) -> float:
+        lean = (config.amp == "bf16") + (config.checkpointing == "full")
+        return (400 - 60 * lean + 8 * config.batch_size) * MIB
+
+    simulation = Simulation(
+        landscape=landscape(peak_bytes=peak),
+        workload=workload(blocks=BLOCKS),
+        limit_bytes=300 * MIB,
+    )
+    footing = footing_of(simulation)
+
+    assert footing.reference.config == Config(
+        batch_size=1, accumulation_steps=32, amp="bf16", checkpointing="full"
+    )
+    failed = [t.config for t in simulation.ended("out_of_memory")]
+    assert {config.describe().partition(", ")[2] for config in failed} == {"fp32"}
+
+
+def test_nothing_fits_looks_at_every_cell() -> None:
+    """The leanest is named, here the one that recomputes."""
+
+    def peak(config: Config) -> float:
+        return (400 - 60 * (config.checkpointing == "full") + 8 * config.batch_size) * MIB
+
+    simulation = Simulation(
+        landscape=landscape(peak_bytes=peak),
+        workload=workload(blocks=BLOCKS),
+        limit_bytes=200 * MIB,
+    )
+
+    with pytest.raises(NothingFits, match=r"bf16, checkpointed, needs 348\.0 MiB"):
+        footing_of(simulation)
 
 
 def test_nothing_fits_says_what_the_smallest_needs() -> None:

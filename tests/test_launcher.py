@@ -19,6 +19,11 @@ def ask(**changes: Any) -> Ask:
     return replace(Ask(config=BASE, purpose="train", phase="E"), **changes)
 
 
+def request() -> Request:
+    """A request for the baseline, end to end."""
+    return Request(purpose="train", config=BASE)
+
+
 def test_a_launch_becomes_a_trial_of_its_study() -> None:
     """It is numbered, recorded and timed by the budget's clock."""
     simulation = Simulation()
@@ -49,6 +54,46 @@ def test_a_request_carries_limit_and_seed() -> None:
     assert [r.limit_bytes for r in requests] == [limit, None, limit]
     assert requests[0].seed != requests[1].seed
     assert requests[2].seed == 7
+
+
+def test_a_seed_depends_on_what_is_asked_and_never_on_when() -> None:
+    """First launches of a purpose share their data, second ones too; in whatever order."""
+    small = ask(config=Config(batch_size=16))
+    one, other = Simulation(), Simulation()
+    for simulation, asks in ((one, [ask(), small, ask()]), (other, [small, ask(), ask()])):
+        launcher = simulation.launcher()
+        for each in asks:
+            launcher.run(each)
+
+    seeds = [r.seed for r in one.runner.requests]
+    assert seeds[0] == seeds[1] != seeds[2]
+    assert seeds == [r.seed for r in other.runner.requests]
+    assert Simulation(seed=1).launcher().new_seed("x") != one.launcher().new_seed("x")
+
+
+def test_what_an_earlier_run_launched_is_free() -> None:
+    """It counts as no launch, costs what it took then, and is told apart from what was run now."""
+    simulation = Simulation(trials=1)
+    recalled = replace(simulation.runner(request()), reused_seconds=50.0)
+    answers = [recalled, recalled, simulation.runner(request())]
+    launcher = Launcher(
+        lambda _: answers.pop(0),
+        simulation.task,
+        budget=simulation.budget,
+        record=simulation.trials.append,
+        watch=simulation.events.append,
+        studies=None,
+    )
+
+    first = launcher.run(ask())
+    with launcher.racing([ask()]) as entries:
+        for _ in range(2):
+            launcher.launch(entries[0])
+
+    assert (first.is_reused, first.wall_seconds) == (True, 50.0)
+    assert launcher.costs.launch_seconds(BASE, "train", cycles=5) == pytest.approx(50.0)
+    assert not simulation.trials[1].is_reused
+    assert simulation.budget.launches == 1
 
 
 def test_a_time_limit_respects_what_is_left() -> None:

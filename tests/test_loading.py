@@ -13,12 +13,20 @@ from autotune.search.plan import Plan
 from autotune.space import Config
 
 
-def drained(simulation: Simulation, *, compute_seconds: float) -> Loading:
+def drained(
+    simulation: Simulation, *, compute_seconds: float, known: Loading | None = None
+) -> Loading:
     """Return what draining the baseline's loader finds."""
     launcher = simulation.launcher()
     reference = find_footing(launcher, Fits(launcher)).reference.config
     plan = Plan(launcher, reference)
-    return drain(launcher, plan, at=reference, compute_seconds=compute_seconds)
+    return drain(
+        launcher,
+        plan,
+        at=reference,
+        compute_seconds=compute_seconds,
+        known=known or Loading(seconds={}),
+    )
 
 
 def of_loader(loader: Callable[[Config], float], **changes: object) -> Simulation:
@@ -53,6 +61,18 @@ def test_a_fast_loader_needs_no_more_than_a_look() -> None:
 
     assert list(found.seconds) == [0, 1]
     assert not found.binds(0.01)
+
+
+def test_a_device_that_became_faster_is_fed_further() -> None:
+    """What was measured for a slower one is gone on from, not measured again."""
+    simulation = of_loader(lambda c: 0.04 / max(c.num_workers, 1))
+    before = Loading(seconds={0: 0.04, 1: 0.04, 2: 0.02})
+
+    found = drained(simulation, compute_seconds=0.016, known=before)
+    again = drained(simulation, compute_seconds=0.1, known=found)
+
+    assert list(found.seconds) == [0, 1, 2, 3, 4]
+    assert again == found
 
 
 def test_workers_that_crash_are_out() -> None:

@@ -61,6 +61,28 @@ def test_two_checks_find_what_is_to_blame(
     assert bool(guard.notes) == (len(allowed) < 3)
 
 
+def test_a_bad_recomputation_takes_out_checkpointed_configs_alone() -> None:
+    """Precision and split are checked by themselves, and stay."""
+    guard, simulation = guarded(lambda c, _: c.checkpointing == "off")
+    full = replace(BOTH, checkpointing="full")
+
+    assert not guard.admits(full, phase="E")
+
+    assert len(simulation.runner.requests) == 4
+    assert not guard.allows(replace(BASE, checkpointing="full"))
+    assert all(guard.allows(config) for config in (BASE, BF16, SPLIT, BOTH))
+    assert guard.notes == ["checkpointing is not used: its gradients disagree with the baseline's"]
+
+
+def test_a_right_recomputation_is_not_blamed_for_the_precision() -> None:
+    """Each of the three is told apart."""
+    guard, _ = guarded(lambda c, _: c.amp == "off")
+
+    assert not guard.admits(replace(BF16, checkpointing="full"), phase="E")
+    assert guard.allows(replace(BASE, checkpointing="full"))
+    assert not guard.allows(BF16)
+
+
 def test_a_free_batch_is_not_locked() -> None:
     """Where the global batch is free, one split that disagrees takes out itself alone."""
     guard, _ = guarded(lambda c, _: c.batch_size == 8, global_batch="free")

@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from simulations import Simulation, cuda, device
+from simulations import BLOCKS, Simulation, cuda, device, workload
 
 from autotune.search.fits import Fits
 from autotune.search.loading import Loading
@@ -103,6 +103,23 @@ def test_what_is_known_to_be_wrong_does_not_race() -> None:
     assert facts.may_race(BASE)
     assert facts.predicted(HALF) == math.inf
     assert rivals(known({})) == []
+
+
+def test_a_checkpointed_size_does_not_race_where_it_fits_without() -> None:
+    """It is outdone by the same without; unless it was seen to be faster, or memory is the aim."""
+    full = replace(HALF, checkpointing="full")
+    facts = known({HALF: 0.002, full: 0.0021}, workload=workload(blocks=BLOCKS))
+    assert not facts.is_outdone(full)  # whether it fits without is not known
+
+    facts.fits.probe(HALF)
+    assert facts.is_outdone(full)
+    assert not facts.may_race(full)
+    assert full not in rivals(facts)
+
+    facts.speeds.seconds[full] = 0.0019
+    assert facts.may_race(full)
+    lean = known({HALF: 0.002, full: 0.0021}, workload=workload(blocks=BLOCKS), goal="memory")
+    assert not lean.is_outdone(full)
 
 
 def test_lean_sizes_race_where_memory_is_the_aim() -> None:

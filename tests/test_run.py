@@ -10,7 +10,7 @@ import pytest
 import simulations
 
 from autotune import run as run_module
-from autotune.errors import NothingFits, OptionInvalid, OutFolderUnusable
+from autotune.errors import NothingFits, OptionInvalid, OutFolderUnusable, WorkloadInvalid
 from autotune.facts import UNKNOWN, Survey
 from autotune.journal import Journal
 from autotune.options import Options
@@ -216,6 +216,27 @@ def test_the_loader_of_today_is_the_baseline(
     )
 
     assert baseline_of(survey, Options(baseline=given)) == expected
+
+
+@pytest.mark.parametrize("fixed", [[20], (20,), 20])
+def test_a_batch_size_that_is_built_in_is_the_baselines(fixed: Any) -> None:
+    """Where the space holds one size, `loader_fn` need not accept it."""
+    facts = simulations.workload(loader_settings=("num_workers",), stated_batch_size=None)
+    survey = Survey(workload=facts, device=simulations.device())
+
+    assert baseline_of(survey, Options(space={"batch_size": fixed})) == {"batch_size": 20}
+
+
+@pytest.mark.parametrize("space", [None, {"batch_size": [8, 16]}, {"amp": ["off"]}])
+def test_a_batch_size_has_to_be_accepted_otherwise(space: Any) -> None:
+    """The error shows what is accepted, and both ways out."""
+    facts = simulations.workload(loader_settings=("num_workers",), stated_batch_size=None)
+    survey = Survey(workload=facts, device=simulations.device())
+
+    with pytest.raises(WorkloadInvalid, match=r"it accepts num_workers$") as caught:
+        baseline_of(survey, Options(space=space, baseline=Config(batch_size=8)))
+
+    assert "--knob batch_size=N" in caught.value.hint
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,18 @@
 """Phase A, memory: the largest batch size that fits."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulations import MIB, Simulation, fails_from, landscape
+from simulations import BLOCKS, MIB, Simulation, fails_from, landscape, recomputing, workload
 
 from autotune.outcome import Crashed
 from autotune.search.fits import Fits
 from autotune.search.footing import find_footing
 from autotune.search.plan import Plan
-from autotune.search.sizes import cells, find_sizes
+from autotune.search.sizes import NOT_NEEDED, cells, find_sizes, find_sizes_beyond
 from autotune.space import Config
 
 
@@ -76,11 +77,69 @@ def test_another_precision_starts_from_what_fits() -> None:
     assert climbed(simulation, amp="bf16")[-1].batch_size == 16
 
 
-@pytest.mark.parametrize("amp", [None, ["bf16"]])
-def test_cells_are_the_precisions_of_the_space(amp: list[str] | None) -> None:
-    """The reference's own comes first, where the space has it."""
-    simulation = Simulation(space={} if amp is None else {"amp": amp})
+@pytest.mark.parametrize(
+    ("space", "expected"),
+    [
+        ({}, ["off off", "bf16 off", "off full", "bf16 full"]),
+        ({"amp": ["bf16"]}, ["bf16 off", "bf16 full"]),
+        ({"checkpointing": ["full"]}, ["off full", "bf16 full"]),
+    ],
+)
+def test_cells_are_precisions_with_and_without_checkpointing(
+    space: dict[str, list[str]], expected: list[str]
+) -> None:
+    """What is not recomputed comes first, and the reference's own precision."""
+    simulation = Simulation(space=space, workload=workload(blocks=BLOCKS))
 
-    found = [config.amp for config in cells(simulation.launcher(), simulation.task.baseline)]
+    found = cells(simulation.task, simulation.task.baseline)
 
-    assert found == (["off", "bf16"] if amp is None else ["bf16"])
+    assert [f"{config.amp} {config.checkpointing}" for config in found] == expected
+
+
+def beyond(simulation: Simulation) -> list[Config]:
+    """Return the sizes that fit with checkpointing alone, after those that fit without."""
+    launcher = simulation.launcher()
+    fits = Fits(launcher)
+    plan = Plan(launcher, find_footing(launcher, fits).reference.config)
+    baseline = simulation.task.baseline
+    find_sizes(launcher, fits, plan, cell=baseline)
+    cell = replace(baseline, checkpointing="full")
+    return find_sizes_beyond(launcher, fits, plan, cell=cell)
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"), [(0.25, [16, 32, 64]), (0.9, []), (0.0, [16, 32, 64, 128])]
+)
+def test_a_checkpointed_cell_is_climbed_beyond_what_fits_without(
+    share: float, expected: list[int]
+) -> None:
+    """From the largest that fits both ways to the largest that fits at all; else it is dropped."""
+    land = landscape(peak_bytes=partial(recomputing, share=share))
+    simulation = Simulation(
+        landscape=land, workload=workload(blocks=BLOCKS), global_batch=128, limit_bytes=540 * MIB
+    )
+
+    found = beyond(simulation)
+
+    assert [config.batch_size for config in found] == expected
+    probed = [r.config for r in simulation.runner.requests if r.config.checkpointing == "full"]
+    assert min(config.batch_size for config in probed) == 32
+
+
+def test_where_memory_does_not_bind_checkpointing_costs_nothing() -> None:
+    """Not one launch: a trial that was skipped says why."""
+    simulation = Simulation(workload=workload(blocks=BLOCKS))
+
+    assert beyond(simulation) == []
+    skipped = simulation.ended("skipped")
+    assert [trial.config.checkpointing for trial in skipped] == ["full"]
+    assert skipped[0].outcome.reason == NOT_NEEDED
+    assert all(r.config.checkpointing == "off" for r in simulation.runner.requests)
+
+
+def test_where_nothing_else_fits_a_checkpointed_cell_is_climbed_from_its_own() -> None:
+    """Downward too, from the size of the reference."""
+    land = landscape(peak_bytes=lambda c: recomputing(c) + (c.checkpointing == "off") * 800 * MIB)
+    simulation = Simulation(landscape=land, workload=workload(blocks=BLOCKS), global_batch=128)
+
+    assert [config.batch_size for config in beyond(simulation)] == [1, 2, 4, 8, 16, 32, 64, 128]

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from simulations import Simulation, affine, landscape, stepped
+from simulations import MIB, Simulation, affine, landscape, stepped
 
 from autotune.search.fits import Fits
 from autotune.search.footing import find_footing
@@ -64,6 +64,46 @@ def test_a_dip_beside_a_good_size_is_found() -> None:
     simulation = Simulation(landscape=landscape(compute_seconds=dip), global_batch=64)
 
     assert swept(simulation).ranked()[0].batch_size == 16
+
+
+@pytest.mark.parametrize(("slow", "is_found"), [(1.4, True), (1.8, False)])
+def test_a_dip_among_sizes_that_are_no_good_is_found_within_reach(
+    slow: float, *, is_found: bool
+) -> None:
+    """Where time is left, the neighbours of all within half as much again are measured too."""
+
+    def compute(config: Config) -> float:
+        return 0.01 * {96: 1.0, 48: 1.0, 6: 0.9}.get(config.batch_size, slow)
+
+    simulation = Simulation(
+        landscape=landscape(compute_seconds=compute, launch_sd=0.0),
+        global_batch=96,
+        limit_bytes=2048 * MIB,
+        time_seconds=3600,
+    )
+
+    assert (swept(simulation).ranked()[0].batch_size == 6) == is_found
+
+
+@pytest.mark.parametrize(
+    ("full", "expected"),
+    [({16: 0.012}, False), ({16: 0.0099}, False), ({8: 0.009}, True), ({}, False)],
+)
+def test_recomputing_that_is_faster_is_a_surprise(
+    full: dict[int, float], *, expected: bool
+) -> None:
+    """By more than launches differ, at a size that was timed both ways."""
+    launcher = Simulation().launcher()
+    reference = Config(batch_size=32)
+    speeds = Speeds(launcher, Fits(launcher), plan=Plan(launcher, reference), reference=reference)
+    for size in (8, 16):
+        speeds.seconds[Config(batch_size=size)] = 0.01
+    for size, seconds in full.items():
+        speeds.seconds[Config(batch_size=size, checkpointing="full")] = seconds
+    speeds.seconds[Config(batch_size=64, checkpointing="full")] = 0.001
+
+    assert speeds.gains_by_checkpointing("off") == expected
+    assert not speeds.gains_by_checkpointing("bf16")
 
 
 def test_each_size_is_measured_once() -> None:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,7 @@ def test_a_measured_trial_is_complete_with_real_values() -> None:
         (OutOfMemory(reason="x"), None, TrialState.PRUNED, ASSUMED_EXCESS),
         (OutOfMemory(reason="x"), LIMIT // 2, TrialState.PRUNED, ASSUMED_EXCESS),
         (Skipped(reason="x", predicted_peak_bytes=LIMIT), int(LIMIT * 1.5), TrialState.PRUNED, 0.5),
+        (Skipped(reason="slower without a doubt"), None, TrialState.PRUNED, None),
         (Crashed(reason="x"), None, TrialState.FAIL, None),
         (TimedOut(reason="x"), None, TrialState.FAIL, None),
         (Invalid(reason="x"), None, TrialState.FAIL, None),
@@ -191,23 +193,53 @@ def test_optunas_verbosity_is_put_back(capfd: pytest.CaptureFixture[str]) -> Non
     assert capfd.readouterr().err == ""
 
 
-def test_a_storage_continues(tmp_path: Path) -> None:
-    """A second search of one name adds to its studies; what a killed one left is failed."""
-    storage = f"sqlite:///{tmp_path / 'study.db'}"
-    first = studies(storage)
-    first.record(trial())
-    first.study("e2e").enqueue_trial({"batch_size": 8})
-    first.study("loader").ask()
+@pytest.mark.parametrize("scheme", ["sqlite", "journal"])
+def test_a_storage_continues(tmp_path: Path, scheme: str) -> None:
+    """A second search of one name adds to its studies, and nothing that is in them already."""
+    storage = f"{scheme}:///{tmp_path / 'study'}"
+    skipped = trial(outcome=Skipped(reason="too large"), launches=())
+    first, second = studies(storage), studies(storage)
+    for each in (trial(), skipped):
+        first.record(each)
 
-    second = studies(storage)
-    second.record(trial(study="loader"))
+    third = studies(storage)
+    for each in (trial(), skipped, trial(launches=trial().launches[:1]), trial(phase="E")):
+        third.record(each)
 
-    states = [t.state for t in second.study("e2e").trials]
-    assert states == [TrialState.COMPLETE, TrialState.FAIL]
-    assert [t.state for t in second.study("loader").trials] == [
-        TrialState.FAIL,
-        TrialState.COMPLETE,
-    ]
+    assert len(second.study("e2e").trials) == 4
+    assert third.best_config() == FED
+
+
+def test_a_trial_is_entered_once_but_for_what_became_of_it() -> None:
+    """The same launches again are no news; a race's winner that is recommended is."""
+    kept = studies()
+    for is_settled in (False, False, True, True):
+        kept.record(trial(), is_settled=is_settled)
+
+    found = kept.study("e2e").trials
+    assert [t.constraints[UNSETTLED_CONSTRAINT] for t in found] == [1, 0]
+    assert found[0].user_attrs["launched_at"] == [""] * 2
+
+
+def test_a_trial_says_when_and_where_it_ran() -> None:
+    """In local time as Optuna has it, with host and process."""
+    began = datetime(2026, 1, 31, 12, tzinfo=UTC)
+    launch = Launch(started_at=began.isoformat(), seed=1, step_seconds=(0.32,))
+    kept = studies()
+    kept.record(trial(launches=(launch,), wall_seconds=90.0))
+
+    (found,) = kept.study("e2e").trials
+    assert found.datetime_start == began.astimezone().replace(tzinfo=None)
+    assert found.duration == timedelta(seconds=90)
+    assert found.user_attrs["pid"] == os.getpid()
+
+
+def test_a_config_outside_the_space_can_be_entered() -> None:
+    """What a larger effective batch would give was measured beside the space."""
+    kept = studies()
+    kept.record(trial(replace(FED, batch_size=512), study="compute"))
+
+    assert kept.study("compute").trials[0].params["batch_size"] == 512
 
 
 def test_only_this_module_loads_optuna() -> None:

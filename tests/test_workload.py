@@ -23,7 +23,6 @@ from autotune.workload import (
     accepted_settings,
     live_workload,
     load_script,
-    require_batch_size,
     workload_of_module,
 )
 
@@ -396,31 +395,6 @@ def test_a_default_batch_size_is_a_statement(
 ) -> None:
     """The default of the parameter is the batch size that the user trains with today."""
     assert from_net(loader_fn=factory).stated_batch_size() == stated
-
-
-@pytest.mark.parametrize("fixed", [[8], (8,), 8])
-def test_a_fixed_batch_size_need_not_be_accepted(fixed: Any) -> None:
-    """Where the space holds one size, the loader may have it built in."""
-    require_batch_size(from_net(loader_fn=taking("num_workers")), fixed)
-
-
-@pytest.mark.parametrize("fixed", [None, [8, 16], []])
-def test_a_batch_size_has_to_be_accepted_otherwise(fixed: list[int] | None) -> None:
-    """The error shows what is accepted, both ways out, and a script."""
-    workload = from_net(loader_fn=taking("bs, workers=0"))
-
-    with pytest.raises(WorkloadInvalid, match=r"but accepts bs, workers$") as caught:
-        require_batch_size(workload, fixed)
-
-    assert 'space={"batch_size": [n]}' in caught.value.hint
-    assert EXAMPLE_SCRIPT in caught.value.hint
-    require_batch_size(from_net(), fixed)
-
-
-def test_a_factory_that_takes_nothing_is_told_so() -> None:
-    """There is always something to read in the error."""
-    with pytest.raises(WorkloadInvalid, match=r"but accepts nothing$"):
-        require_batch_size(from_net(loader_fn=taking("")), None)
 
 
 # --- models and optimizers ------------------------------------------------------------------------

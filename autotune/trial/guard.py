@@ -1,36 +1,31 @@
 """The numerics guard: does a config compute the gradients that the baseline computes?
 
 Relies on a few steps in one launch, on the same samples with dropout off: in the baseline's
-precision, in the config's, and in the baseline's with parameters and inputs moved at random by
-as much as the config's precision rounds them; `agreement` compares them.
+precision, in the config's, and in the baseline's with every number on the way moved at random
+by as much as the config's precision rounds it; `agreement` compares them.
 """
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from autotune.outcome import Invalid, Measured, Measurement, Outcome
 from autotune.space import Config
-from autotune.step.batch import map_parts, tensors_in
+from autotune.step.batch import map_parts, tensors_in, to_device
 from autotune.step.checkpointing import checkpointed
 from autotune.step.dropout import without_dropout
 from autotune.step.precision import AUTOCAST_DTYPES
 from autotune.step.window import Stepper
 from autotune.trial.agreement import EXACT, ROUNDED, Gradients, difference, is_finite
+from autotune.trial.shaking import Shake
 
 SHAKES = 3
 """Random moves, of which each gradient's largest counts: where a ReLU changes sides a gradient
 jumps, and one move may miss what rounding meets."""
-
-PRODUCTS = re.compile(r"::\w*(?:mm|mv|matmul|linear|conv|attention|rnn|lstm|gru)")
-"""Operators that autocast computes in lower precision; all else is in theirs or in fp32."""
 
 PIECES = 2
 """Micro-batches of a comparison: two tell a batch-dependent loss from one that is not."""
@@ -115,11 +110,10 @@ def _gradients_under(stepper: Stepper, window: Sequence[Any], amp: str) -> Gradi
 
 
 def _gradients_shaken(stepper: Stepper, window: Sequence[Any], amp: str, *, seed: int) -> Gradients:
-    """Return the gradients after a move of parameters and inputs by a precision's rounding."""
-    spacing = torch.finfo(AUTOCAST_DTYPES.get(amp, torch.bfloat16)).eps
-    generator = torch.Generator().manual_seed(seed)
-    batches = [_shake(batch, spacing, generator) for batch in window]
-    with shaken(stepper.model, spacing, generator=generator), _Shaking(spacing, generator):
+    """Return the gradients with every number on the way moved as a precision's rounding may."""
+    shake = Shake(AUTOCAST_DTYPES.get(amp, torch.bfloat16), device=stepper.device, seed=seed)
+    batches = [shake(to_device(batch, stepper.device)) for batch in window]
+    with shake.parameters(stepper.model), shake:
         return gradients(stepper, batches)
 
 
@@ -167,60 +161,6 @@ def _copied(parameter: nn.Parameter) -> Tensor:
     """Return a parameter's gradient in host memory: zero where it has none, as experts may."""
     gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
     return gradient.detach().to("cpu", torch.float32, copy=True)
-
-
-@contextmanager
-def shaken(model: nn.Module, spacing: float, *, generator: torch.Generator) -> Iterator[None]:
-    """Move each parameter at random by up to half a spacing for the length of a `with`.
-
-    Args:
-        model: Whose parameters are moved, and put back.
-        spacing: Between neighbouring numbers, relative to the number: `torch.finfo(…).eps`.
-        generator: On the CPU; says how each is moved.
-    """
-    kept = [(parameter, parameter.detach().clone()) for parameter in model.parameters()]
-    with torch.no_grad():
-        for parameter, value in kept:
-            parameter.copy_(_shake(value, spacing, generator))
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for parameter, value in kept:
-                parameter.copy_(value)
-
-
-class _Shaking(TorchDispatchMode):
-    """Moves what products of matrices give, in forward and backward, as rounding it would."""
-
-    def __init__(self, spacing: float, generator: torch.Generator) -> None:
-        super().__init__()
-        self._spacing = spacing
-        self._generator = generator
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if not PRODUCTS.search(func.name()):
-            return result
-        if isinstance(result, Tensor):
-            return _shake(result, self._spacing, self._generator)
-        moved = len(result) if "backward" in func.name() else 1  # behind the first is what it kept
-        return (*_shake(result[:moved], self._spacing, self._generator), *result[moved:])
-
-
-def _shake(batch: Any, spacing: float, generator: torch.Generator) -> Any:
-    if not isinstance(batch, Tensor):
-        return map_parts(batch, lambda part: _shake(part, spacing, generator))
-    if not batch.is_floating_point():
-        return batch
-    move = torch.rand(batch.shape, generator=generator) - 0.5
-    return batch * (1 + spacing * move).to(batch)
 
 
 def cut(batch: Any, samples: int) -> list[Any] | None:

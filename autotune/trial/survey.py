@@ -15,7 +15,7 @@ from autotune.step.batch import tensors_in
 from autotune.trial.fingerprint import dataset_length, fingerprint
 from autotune.trial.largest import Scan, collate, find_largest, first_batches
 from autotune.trial.passes import seed_everything
-from autotune.workload import Workload, accepted_settings, require_batch_size
+from autotune.workload import Workload, accepted_settings
 
 BATCHES_READ = 3
 """Batches that are compared to see whether shapes vary."""
@@ -38,8 +38,6 @@ def survey(workload: Workload, device: Device, *, scan_seconds: float) -> Survey
 
 
 def _read(workload: Workload, scan_seconds: float) -> WorkloadFacts:
-    space = workload.options.get("space", {})
-    require_batch_size(workload, space.get("batch_size") if isinstance(space, Mapping) else None)
     model = workload.build_model(torch.device("cpu"))
     workload.build_optimizer(model)
     loader = _read_loader(workload)

@@ -1,1 +1,1 @@
-"""Acceptance tests: the product as its users meet it, held to what was promised, not to its code."""
+"""Acceptance tests: the product as its users meet it, held to what it promises."""

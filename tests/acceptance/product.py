@@ -109,7 +109,9 @@ class Ended:
 
     def outcomes(self, **knobs: object) -> list[str]:
         """Return how the trials ended whose config has these values."""
-        return [trial["outcome"] for trial in self.trials if knobs.items() <= trial["config"].items()]
+        return [
+            trial["outcome"] for trial in self.trials if knobs.items() <= trial["config"].items()
+        ]
 
 
 def read_trials(out: Path) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from acceptance.product import BRIEFLY, Ended, autotune, write_workload
 
 pytestmark = pytest.mark.slow
@@ -37,8 +38,8 @@ def failed(
     """A run whose larger batches fail in one of the ways; then the outcome and its word."""
     how, outcome, word = WAYS[request.param]
     script = write_workload(tmp_path_factory.mktemp(request.param), FAILS.format(how=how))
-    options = ("--global-batch", "free", "--knob", "amp=off", "--trials", "12")
-    return autotune(script, *options, "--time-budget", "60s"), outcome, word
+    options = ("--global-batch", "free", "--knob", "amp=off", "--trials", "9")
+    return autotune(script, *options, "--time-budget", "30s"), outcome, word
 
 
 def test_one_launch_is_lost(failed: tuple[Ended, str, str]) -> None:

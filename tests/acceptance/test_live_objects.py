@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from acceptance.product import Ended, python
 
 pytestmark = pytest.mark.slow
@@ -69,9 +70,7 @@ print(json.dumps({
     "losses": losses,
     "children": [child.name() for child in psutil.Process().children(recursive=True)],
 }))
-""".replace(
-    "losses =", "kept = all(map(torch.equal, weights, model.parameters()))\nlosses =", 1
-)
+""".replace("losses =", "kept = all(map(torch.equal, weights, model.parameters()))\nlosses =", 1)
 """No `__main__` guard, and about everything that a plain pickle cannot send."""
 
 

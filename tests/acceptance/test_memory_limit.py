@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from acceptance.product import Ended, autotune, write_workload
 
 pytestmark = pytest.mark.slow
@@ -26,7 +27,7 @@ MEBIBYTE = 2**20
 NARROW = (
     *("--knob", "amp=off"),
     *("--knob", "num_workers=0"),
-    *("--trials", "16"),
+    *("--trials", "12"),
     *("--time-budget", "60s"),
 )
 """Only the batch size is left to choose."""
@@ -96,7 +97,7 @@ def test_a_baseline_that_does_not_fit_is_an_outcome(tmp_path: Path) -> None:
 
 def test_an_out_of_memory_names_bytes_and_operator(tmp_path: Path) -> None:
     """Nothing fits: code 3, what the smallest needs, what could help, and reasons a trial."""
-    run = autotune(write_workload(tmp_path, WIDE), "--memory", "1MiB", "--time-budget", "60s")
+    run = autotune(write_workload(tmp_path, WIDE), "--memory", "1MiB", "--time-budget", "30s")
 
     assert run.code == run.document["exit_code"] == 3
     assert re.search(r"batch 1\b.* needs [\d.]+ MiB", run.error["message"])

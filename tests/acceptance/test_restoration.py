@@ -17,13 +17,12 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from acceptance.product import wait_for
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import autotune
+from acceptance.product import wait_for
 from autotune.errors import AutotuneError
-from autotune.result import Result
 
 pytestmark = pytest.mark.slow
 
@@ -136,7 +135,7 @@ def make_job(tmp_path: Path, process: None) -> Callable[[str], Job]:
         model.head.register_forward_hook(lambda *_: None)
         model.head.weight.register_hook(lambda gradient: gradient)
         generator = torch.Generator().manual_seed(11)
-        random.random(), np.random.rand(), torch.rand(1)  # noqa: B018, NPY002, S311
+        random.random(), np.random.rand(), torch.rand(1)  # noqa: NPY002, S311
 
         def loader_fn(batch_size: int = 32, num_workers: int = 0) -> DataLoader[Any]:
             return DataLoader(
@@ -221,13 +220,13 @@ def test_the_comparison_sees_what_changes(make_job: Callable[[str], Job]) -> Non
     job = make_job("success")
     before = snapshot(job)
     changes: dict[str, Callable[[], object]] = {
-        "parameter head.bias": lambda: job.model.head.bias.data.add_(1),
-        "buffer trunk.1.running_mean": lambda: job.model.trunk[1].running_mean.add_(1),
-        "gradient head.weight": lambda: job.model.head.weight.grad.zero_(),
-        "modes": lambda: job.model.trunk.train(),
-        "requires_grad": lambda: job.model.frozen.requires_grad_(True),
+        "parameter head.bias": lambda: _add_one(job.model.head.bias),
+        "buffer trunk.1.running_mean": lambda: _add_one(job.model.trunk[1].running_mean),
+        "gradient head.weight": lambda: _add_one(job.model.head.weight.grad),
+        "modes": job.model.trunk.train,
+        "requires_grad": lambda: job.model.frozen.requires_grad_(),
         "hooks": lambda: job.model.trunk.register_forward_hook(lambda *_: None),
-        "optimizer": lambda: job.optimizer.step(),
+        "optimizer": job.optimizer.step,
         "random numbers": lambda: torch.rand(1),
         "generator": lambda: torch.rand(1, generator=job.generator),
         "environment": lambda: os.environ.update(AUTOTUNE_TEST_SETTING="lost"),
@@ -249,11 +248,17 @@ ENDED_WITH = {
 """How a run ends → what shows that it did."""
 
 
+def _add_one(value: object) -> None:
+    assert isinstance(value, Tensor)
+    with torch.no_grad():
+        value.add_(1)
+
+
 def fit(job: Job, end: str, *, isolate: bool) -> set[str]:
     """Run `fit` to its end; return the outcomes of its trials, its error's or verdict's name."""
     with _interrupted(job) if end == "interrupt" else contextlib.nullcontext():
         try:
-            result: Result = autotune.fit(
+            result = autotune.fit(
                 job.model, job.loader_fn, isolate=isolate, progress=False, **ENDS[end]
             )
         except AutotuneError as error:
@@ -300,9 +305,9 @@ def snapshot(job: Job) -> dict[str, Any]:
 
 
 def _process() -> dict[str, Any]:
-    torch_flags = {
-        name: _read(torch.backends, name) for name in FLAGS["backends"]
-    } | {name: getattr(torch, name)() for name in FLAGS["calls"]}
+    torch_flags = {name: _read(torch.backends, name) for name in FLAGS["backends"]} | {
+        name: getattr(torch, name)() for name in FLAGS["calls"]
+    }
     me = psutil.Process()
     return {
         "random numbers": [

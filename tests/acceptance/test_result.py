@@ -1,23 +1,23 @@
 """What `fit` returns, and what can be done with it (DESIGN 2.2)."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from acceptance.product import FILES, read_trials
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import autotune
+from acceptance.product import FILES, read_trials
 from autotune.errors import OptionInvalid
 from autotune.result import Result
 
 pytestmark = pytest.mark.slow
 
-SMALLEST = {"num_workers": [0], "amp": ["off"]}
+SMALLEST: dict[str, list[Any]] = {"num_workers": [0], "amp": ["off"]}
 """Knobs that these tests are not about."""
 
 WIDTH = 256
@@ -42,6 +42,13 @@ def loss_fn(model: nn.Module, batch: Any) -> Tensor:
     return nn.functional.cross_entropy(model(inputs), targets)
 
 
+def fit_briefly(loader_fn: Callable[..., Any], **arguments: Any) -> Result:
+    """Run `fit` in this process, with few launches."""
+    return autotune.fit(
+        model_fn, loader_fn, space=SMALLEST, isolate=False, trials=5, progress=False, **arguments
+    )
+
+
 @pytest.fixture(scope="module")
 def model() -> nn.Module:
     """The caller's model."""
@@ -49,7 +56,7 @@ def model() -> nn.Module:
 
 
 @pytest.fixture(scope="module")
-def result(model: nn.Module) -> Iterator[Result]:
+def result(model: nn.Module) -> Result:
     """A run on live objects in this very process, with a baseline and a space of the caller's."""
     return autotune.fit(
         model,
@@ -171,6 +178,28 @@ def test_the_goal_memory_takes_no_more_than_it_needs() -> None:
     assert json.loads(result.files["config.json"].read_text("utf-8"))["global_batch"] == 512
 
 
+def test_a_baseline_that_does_not_divide_the_global_batch_is_lowered() -> None:
+    """Of the factory's default of 32, 48 has 24 as the largest divisor below."""
+    result = fit_briefly(loader_fn, global_batch=48)
+
+    assert result.baseline.config == autotune.Config(batch_size=24, accumulation_steps=2)
+    assert {trial.config.samples_per_optimizer_step for trial in result.trials} == {48}
+
+
+@pytest.mark.parametrize("is_last_dropped", [False, True])
+def test_a_data_set_smaller_than_the_batch_works(is_last_dropped: bool) -> None:
+    """Ten samples and a stated batch of 32: what can be filled is tuned."""
+
+    def few(batch_size: int = 32) -> DataLoader[tuple[Tensor, ...]]:
+        data = TensorDataset(torch.randn(10, 16), torch.zeros(10).long())
+        return DataLoader(data, batch_size, shuffle=True, drop_last=is_last_dropped)
+
+    result = fit_briefly(few)
+
+    assert result.verdict in {"tuned", "keep", "unconfirmed"}
+    assert all(trial.config.batch_size <= 10 for trial in result.trials)
+
+
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
@@ -195,4 +224,4 @@ def test_an_argument_that_means_nothing_is_refused(arguments: dict[str, Any], wo
 def test_two_arguments_are_positional() -> None:
     """Everything else is given by keyword, so that a call reads by itself."""
     with pytest.raises(TypeError, match="positional"):
-        autotune.fit(model_fn, loader_fn, None)  # type: ignore[misc]  # this is the test
+        autotune.fit(model_fn, loader_fn, None)  # type: ignore[call-arg]  # this is the test

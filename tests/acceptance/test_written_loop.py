@@ -4,9 +4,9 @@ import ast
 import json
 import os
 import sys
-from pathlib import Path
 
 import pytest
+
 from acceptance.product import Ended, python
 
 pytestmark = pytest.mark.slow

@@ -1,0 +1,84 @@
+"""Phases B and C: what else changes the step, and the other cells set so too."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from simulations import Simulation, affine, cuda, landscape, workload
+
+from autotune.search.fits import Fits
+from autotune.search.plan import Plan
+from autotune.search.speeds import Speeds
+from autotune.search.switches import turn_switches, walk_rivals
+from autotune.space import Config
+
+BASE = Config(batch_size=32)
+BF16 = replace(BASE, amp="bf16")
+HALF = Config(batch_size=16, accumulation_steps=2)
+
+
+def timed(compute: Callable[[Config], float], *configs: Config, **setting: Any) -> Speeds:
+    """Speeds of a landscape without noise, with some configs timed."""
+    simulation = Simulation(
+        landscape=landscape(compute_seconds=compute, launch_sd=0.0), time_seconds=3600, **setting
+    )
+    launcher = simulation.launcher()
+    speeds = Speeds(launcher, Fits(launcher), plan=Plan(launcher, BASE), reference=BASE)
+    for config in configs:
+        speeds.seconds[config] = compute(config)
+    return speeds
+
+
+def on_cuda(config: Config) -> float:
+    """The search of cuDNN suits bf16 alone, and there the smaller batch."""
+    if not config.cudnn_benchmark:
+        return 0.010 if config.amp == "off" else 0.011
+    return 0.009 if config.amp == "off" else {32: 0.007}.get(config.batch_size, 0.006)
+
+
+def explored(speeds: Speeds, simulation: Simulation) -> Config | None:
+    """Turn the switches of some speeds and walk their rivals; return the best."""
+    best = turn_switches(speeds, simulation.task)
+    if best is not None:
+        ladders = [[HALF, BASE], [replace(HALF, amp="bf16"), BF16]]
+        walk_rivals(speeds, ladders, best=best, reference=BASE)
+    return speeds.ranked()[0] if best else None
+
+
+def test_a_cell_that_a_switch_suits_more_is_found() -> None:
+    """Behind without cuDNN's search and ahead with it, at another size: precision times switch."""
+    setting: dict[str, Any] = {"device": cuda(), "workload": workload(has_convolutions=True)}
+    speeds = timed(on_cuda, BASE, HALF, BF16, replace(HALF, amp="bf16"), **setting)
+
+    best = explored(speeds, Simulation(**setting))
+
+    assert best == replace(HALF, amp="bf16", cudnn_benchmark=True)
+
+
+def test_where_no_switch_helps_nothing_is_timed_again() -> None:
+    """The cells were timed as the best is set."""
+    speeds = timed(lambda c: 0.01 * (1.2 if c.threads else 1.0), BASE, BF16)
+
+    best = explored(speeds, Simulation())
+
+    assert best == BASE
+    assert set(speeds.seconds) == {BASE, BF16, replace(BASE, threads=1)}
+
+
+def test_cells_out_of_reach_are_left() -> None:
+    """One that takes twice as long as the best is not timed again."""
+
+    def compute(config: Config) -> float:
+        precision = 1.0 if config.amp == "off" else 2.0
+        return affine(config, bf16=precision) * (0.5 if config.threads else 1.0)
+
+    speeds = timed(compute, BASE, HALF, BF16)
+
+    assert explored(speeds, Simulation()) == replace(BASE, threads=1)
+    assert replace(HALF, threads=1) in speeds.seconds
+    assert replace(BF16, threads=1) not in speeds.seconds
+
+
+def test_nothing_timed_has_no_switches() -> None:
+    """Without a size there is nothing to set."""
+    assert turn_switches(timed(on_cuda), Simulation().task) is None
