@@ -4,7 +4,6 @@ import copy
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
 
 from autotune.errors import WorkloadInvalid
@@ -26,40 +25,30 @@ class Rebuilt:
     Args:
         loader: The user's own.
 
+    Attributes:
+        stated_settings: The loader settings that the user has today.
+
     Raises:
         WorkloadInvalid: If its batch size cannot be changed from outside.
     """
 
     def __init__(self, loader: "DataLoader[Any]") -> None:
         self.loader = loader
-        self.stated_batch_size = loader.batch_size or getattr(
-            loader.batch_sampler, "batch_size", None
-        )
-        if not isinstance(self.stated_batch_size, int):
+        size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+        if not isinstance(size, int):
             kind = type(loader.batch_sampler or loader.dataset).__name__
             raise WorkloadInvalid(
                 f"a DataLoader needs a batch size that can be set, but {kind} makes the batches "
                 "and has no batch_size",
                 hint=f"pass a function that makes the loader instead:\n\n{EXAMPLE_FACTORY}",
             )
-
-    @property
-    def stated_settings(self) -> dict[str, Any]:
-        """The loader settings that the user has today."""
-        return {
-            "batch_size": self.stated_batch_size,
-            "num_workers": self.loader.num_workers,
-            "prefetch_factor": self.loader.prefetch_factor,
-            "pin_memory": self.loader.pin_memory,
-            "persistent_workers": self.loader.persistent_workers,
+        self.stated_settings: dict[str, Any] = {
+            "batch_size": size,
+            "num_workers": loader.num_workers,
+            "prefetch_factor": loader.prefetch_factor,
+            "pin_memory": loader.pin_memory,
+            "persistent_workers": loader.persistent_workers,
         }
-
-    @property
-    def generators(self) -> list[torch.Generator]:
-        """The random number generators that its loaders draw from, which are the user's own."""
-        holders = (self.loader, self.loader.sampler)
-        found = [getattr(holder, "generator", None) for holder in holders]
-        return [item for item in found if isinstance(item, torch.Generator)]
 
     def __call__(
         self,

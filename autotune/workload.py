@@ -66,11 +66,6 @@ class Workload:
         """The user's own model, where one was handed in; None where a function makes it."""
         return self.model_fn.model if isinstance(self.model_fn, _Handed) else None
 
-    @property
-    def generators(self) -> list[torch.Generator]:
-        """The random number generators of a `DataLoader` handed in."""
-        return self.loader_fn.generators if isinstance(self.loader_fn, Rebuilt) else []
-
     def build_model(self, device: torch.device) -> nn.Module:
         """Return the model on the device, in training mode.
 
@@ -126,14 +121,14 @@ class Workload:
 
     def stated_settings(self) -> dict[str, Any]:
         """Return the loader settings that the user has today, of a `DataLoader` handed in."""
-        return self.loader_fn.stated_settings if isinstance(self.loader_fn, Rebuilt) else {}
+        settings: dict[str, Any] = getattr(self.loader_fn, "stated_settings", {})
+        return settings
 
     def stated_batch_size(self) -> int | None:
         """Return the `DataLoader`'s batch size, or the default of `loader_fn`'s `batch_size`."""
-        if isinstance(self.loader_fn, Rebuilt):
-            return self.loader_fn.stated_batch_size
         parameter = _parameters(self.loader_fn).get("batch_size")
         default = None if parameter is None else parameter.default
+        default = self.stated_settings().get("batch_size", default)
         return default if isinstance(default, int) and not isinstance(default, bool) else None
 
 

@@ -92,7 +92,7 @@ def killed_and_continued(folder: Path, dies_at: int, **setting: Any) -> tuple[Ru
     """Return the killed run and the one after it, with its decision."""
     journal = folder / f"launches-{dies_at}.jsonl"
     killed = Run(journal, dies_at=dies_at, **setting)
-    assert killed.search() is None
+    killed.search()
     second = Run(journal, **setting)
     decision = second.search()
     assert decision is not None
@@ -128,12 +128,15 @@ def test_what_is_reused_is_told_and_free(tmp_path: Path) -> None:
 def test_a_search_that_ended_is_run_again_for_nothing(tmp_path: Path) -> None:
     """Not one launch, and the same answer."""
     journal = tmp_path / "launches.jsonl"
-    first, second = Run(journal, **small()), Run(journal, **small())
-    decision = first.search()
-
-    assert second.search() is not None or decision is None
+    decision = Run(journal, **small()).search()
     again = Run(journal, **small())
-    assert again.search() == decision
+
+    repeated = again.search()
+
+    assert decision is not None
+    assert repeated is not None
+    assert (repeated.config, repeated.notes) == (decision.config, decision.notes)
+    assert repeated.speedup == decision.speedup
     assert again.launched == []
 
 
@@ -155,7 +158,7 @@ def test_a_storage_of_ones_own_holds_each_trial_once(tmp_path: Path, scheme: str
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     name=st.sampled_from(sorted(LANDSCAPES)),
     seed=st.integers(0, 10**6),

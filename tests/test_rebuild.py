@@ -105,16 +105,6 @@ def test_what_the_user_has_today_is_told() -> None:
     }
 
 
-def test_generators_are_named() -> None:
-    """Those of loader and sampler are the user's, and have to be put back."""
-    own, other = torch.Generator(), torch.Generator()
-    loader = DataLoader(
-        DATA, sampler=WeightedRandomSampler([1.0] * 23, 23, generator=other), generator=own
-    )
-
-    assert Rebuilt(loader).generators == [own, other]
-
-
 @pytest.mark.parametrize(
     "loader",
     [DataLoader(DATA, batch_sampler=Nameless()), DataLoader(DATA, batch_size=None)],
