@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.options import GlobalBatch, Goal, Options
 from autotune.result import Result
-from autotune.run import Run, open_script
+from autotune.run import Run, make_task, open_script
+from autotune.search.outlook import plan_of
 from autotune.space import Config
 
 if TYPE_CHECKING:
@@ -127,3 +128,19 @@ def tune_script(script: str, options: Options, *, progress: bool, command: str) 
     """
     with open_script(script, device=options.device) as runner:
         return Run(runner, options, script=script, command=command).tune(progress=progress)
+
+
+def look_ahead(script: str, options: Options) -> tuple[str, ...]:
+    """Return what would be tried for a script's workload, and about how long it would take.
+
+    The model and the loader are made once, to see what they are; no step is run.
+
+    Raises:
+        OptionInvalid: If an option means nothing, or contradicts another.
+        WorkloadInvalid: If the script cannot be tuned as it is.
+    """
+    with open_script(script, device=options.device) as runner:
+        survey = runner.survey(scan_seconds=options.scan_seconds)
+    asked = options.over(survey.workload.options)
+    task = make_task(survey, asked, largest_samples=survey.workload.largest_samples)
+    return plan_of(task, time_seconds=asked.time_seconds, trials=asked.trials)

@@ -12,10 +12,7 @@ from autotune.trial.agreement import (
     ROUNDED,
     SENSITIVITY,
     SPLIT_RELATIVE,
-    UNREST,
-    VANISHING,
     Gradients,
-    Tolerance,
     difference,
     is_finite,
 )
@@ -55,26 +52,17 @@ def test_a_gradient_may_differ_as_rounding_moves_it(error: float, rounding: floa
 
     reason = difference(REFERENCE, found, moved=moved, tolerance=ROUNDED)
 
-    allowed = SENSITIVITY * rounding + RELATIVE + max(FLOOR, UNREST * rounding)
+    allowed = SENSITIVITY * rounding + RELATIVE + FLOOR
     assert (reason == "") == (error <= allowed) or error == pytest.approx(allowed, rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("tolerance", "error", "agrees"),
-    [
-        (ROUNDED, VANISHING * 0.69, True),  # the typical gradient is √½ here
-        (ROUNDED, VANISHING * 0.73, False),
-        (EXACT, 0.01, False),
-    ],
-)
-def test_a_vanishing_gradient_may_be_noise(
-    tolerance: Tolerance, error: float, *, agrees: bool
-) -> None:
-    """Under autocast alone: that of a bias before a normalisation."""
+@pytest.mark.parametrize(("error", "agrees"), [(0.69, True), (0.73, False)])
+def test_a_vanishing_gradient_may_be_noise(error: float, *, agrees: bool) -> None:
+    """Below a share of the model's typical gradient, which here is the root of a half."""
     reference = Gradients(loss=1.0, by_name={"weight": ONES, "bias": ONES * 0})
-    found = Gradients(loss=1.0, by_name={"weight": ONES, "bias": ONES * error})
+    found = Gradients(loss=1.0, by_name={"weight": ONES, "bias": ONES * error * FLOOR})
 
-    reason = difference(reference, found, moved=[], tolerance=tolerance)
+    reason = difference(reference, found, moved=[], tolerance=ROUNDED)
 
     assert (reason == "") == agrees
 
@@ -86,7 +74,7 @@ def test_the_worst_gradient_is_named() -> None:
 
     reason = difference(reference, found, moved=[], tolerance=ROUNDED)
 
-    assert reason == "the gradient of worse is off by 0.5 of its size, 9.1 × the allowed"
+    assert reason == "the gradient of worse is off by 0.5 of its size, 9.6 × the allowed"
 
 
 @pytest.mark.parametrize(("loss", "agrees"), [(1.04, True), (1.06, False), (0.94, False)])

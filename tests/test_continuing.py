@@ -99,7 +99,10 @@ def killed_and_continued(folder: Path, dies_at: int, **setting: Any) -> tuple[Ru
     return killed, second, decision
 
 
-def test_wherever_a_search_is_killed_one_launch_is_lost_at_most(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.slow)])
+def test_wherever_a_search_is_killed_one_launch_is_lost_at_most(
+    tmp_path: Path, stride: int
+) -> None:
     """The one that ran. The same launches in all, the same pick, and none of them twice."""
     whole = Run(tmp_path / "whole.jsonl", **small())
     expected = whole.search()
@@ -107,7 +110,7 @@ def test_wherever_a_search_is_killed_one_launch_is_lost_at_most(tmp_path: Path) 
     phases = {trial.phase for trial in whole.simulation.trials}
     assert {"0", "A", "B", "D", "E", "F", "verify", "verdict"} <= phases
 
-    for dies_at in range(len(whole.launched)):
+    for dies_at in range(0, len(whole.launched), stride):
         killed, second, decision = killed_and_continued(tmp_path, dies_at, **small())
         assert killed.launched + second.launched == whole.launched
         assert (decision.config, decision.verdict) == (expected.config, expected.verdict)

@@ -3,12 +3,14 @@
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulations import (
+    BLOCKS,
     MIB,
     Simulation,
     affine,
@@ -16,6 +18,7 @@ from simulations import (
     device,
     fails_from,
     landscape,
+    recomputing,
     stepped,
     workload,
 )
@@ -122,12 +125,75 @@ def loader_bound(source: random.Random) -> dict[str, Any]:
     return affine_time(source) | {"loader_seconds": lambda c: seconds / max(c.num_workers, 1)}
 
 
+def activations(source: random.Random) -> Callable[[Config], float]:
+    """Memory that is flat and then rises, less so in bf16 and by far less with checkpointing."""
+    static, slope = source.uniform(150, 350), source.uniform(10, 40)
+    floor = source.uniform(static, 600)
+    share, lean = source.uniform(0.15, 0.45), source.uniform(0.5, 0.8)
+    return lambda c: (
+        max(static + slope * c.batch_size * (share if full(c) else 1) * half(c, lean), floor) * MIB
+    )
+
+
+def full(config: Config) -> bool:
+    """Whether a config recomputes."""
+    return config.checkpointing == "full"
+
+
+def half(config: Config, factor: float) -> float:
+    """Return a factor in half precision, else 1."""
+    return 1.0 if config.amp == "off" else factor
+
+
+@family
+def recomputed(source: random.Random) -> dict[str, Any]:
+    """Small batches are dear, and large ones fit with checkpointing alone."""
+    dear, gain, price = source.uniform(1, 60), source.uniform(0.5, 1.2), source.uniform(1.1, 1.4)
+    return {
+        "compute_seconds": lambda c: (
+            0.008 * (1 + dear / c.batch_size) * half(c, gain) * (price if full(c) else 1)
+        ),
+        "peak_bytes": activations(source),
+    }
+
+
+@family
+def recomputed_tiles(source: random.Random) -> dict[str, Any]:
+    """Time in steps: what recomputing costs says nothing of the next size (METHOD.md F.2)."""
+    wide, gain = source.choice([8, 16, 32]), source.uniform(0.5, 1.2)
+    price = source.uniform(1.1, 1.4)
+    return {
+        "compute_seconds": lambda c: (
+            0.01 * stepped(c.batch_size, wide=wide) * half(c, gain) * (price if full(c) else 1)
+        ),
+        "peak_bytes": activations(source),
+    }
+
+
+@family
+def recomputed_launches(source: random.Random) -> dict[str, Any]:
+    """Launches bind small batches, of bf16 the more: precision, checkpointing and size interact."""
+    wait, gain = source.uniform(5, 80), source.uniform(0.4, 0.9)
+    over, price = source.uniform(1.0, 1.6), source.uniform(1.1, 1.3)
+    return {
+        "compute_seconds": lambda c: (
+            0.006
+            * (
+                half(c, gain) * (price if full(c) else 1)
+                + wait / c.batch_size * half(c, over) * (1.35 if full(c) else 1)
+            )
+        ),
+        "peak_bytes": activations(source),
+    }
+
+
 def drawn(name: str, seed: int, **changes: Any) -> Simulation:
     """Return a search of a landscape of a family."""
     source = random.Random(f"{name} {seed}")  # noqa: S311  # a landscape
     plain: dict[str, Any] = {"loader_seconds": lambda _: 0.0001, "launch_sd": 0.01}
     setting: dict[str, Any] = {
         "device": device(usable_cores=8, threads=8),
+        "workload": workload(blocks=BLOCKS if name.startswith("recomputed") else ()),
         "global_batch": source.choice([32, 64, 96]),
         "time_seconds": 1200.0,
         "space": {"threads": ["default"]},
@@ -179,6 +245,115 @@ def test_a_search_keeps_its_promises(
         assert decision.config in verified
         assert simulation.setting.landscape.peak_bytes(decision.config) <= limit * MIB
         assert decision.config.samples_per_optimizer_step == simulation.task.space.global_batch
+
+
+def of_transformer(price: float, *, dear: float = 24.0, **setting: Any) -> Simulation:
+    """A small transformer: 32 samples, the wanted batch, fit with checkpointing alone, 8 without.
+
+    A micro-batch takes as long as `dear` samples more, and recomputing `price` times as long.
+    """
+    land = landscape(
+        compute_seconds=lambda c: (
+            0.01 * (1 + dear / c.batch_size) * half(c, 0.9) * (price if full(c) else 1)
+        ),
+        peak_bytes=partial(recomputing, share=0.2),
+        loader_seconds=lambda _: 0.0001,
+    )
+    plain: dict[str, Any] = {"limit_bytes": 480 * MIB, "space": {"amp": ["off"]}}
+    return Simulation(landscape=land, workload=workload(blocks=BLOCKS), **plain | setting)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    ("price", "dear", "expected"),
+    [(1.3, 24, (32, "full")), (1.3, 8, (32, "full")), (1.3, 2, (8, "off")), (2.6, 24, (8, "off"))],
+)
+def test_checkpointing_is_chosen_where_it_is_faster_than_accumulating(
+    price: float, dear: float, expected: tuple[int, str], seed: int
+) -> None:
+    """Four micro-batches of 8 against one of 32 that recomputes: either may be faster."""
+    simulation = of_transformer(price, dear=dear, seed=seed)
+    decision = simulation.run()
+
+    assert decision.baseline.outcome.name == "out_of_memory"
+    assert (decision.config.batch_size, decision.config.checkpointing) == expected
+    assert simulation.setting.landscape.peak_bytes(decision.config) <= 480 * MIB
+
+
+def test_precision_and_checkpointing_and_batch_are_found_together() -> None:
+    """In bf16 16 fits without, in either 32 with: the best of one cell is at none of another's."""
+    land = landscape(
+        compute_seconds=lambda c: (
+            0.004 * (half(c, 0.5) * (1.2 if full(c) else 1) + 24 / c.batch_size * half(c, 1.3))
+        ),
+        peak_bytes=lambda c: recomputing(c, share=0.2) - (0 if c.amp == "off" else 140 * MIB),
+        loader_seconds=lambda _: 0.0001,
+    )
+    simulation = Simulation(
+        landscape=land,
+        workload=workload(blocks=BLOCKS),
+        limit_bytes=480 * MIB,
+        global_batch=64,
+        time_seconds=600,
+    )
+    decision = simulation.run()
+
+    assert (decision.config.batch_size, decision.config.checkpointing) == (64, "full")
+    assert simulation.regret(decision.config) <= 0.02
+
+
+def test_recomputing_that_is_faster_is_found_at_any_batch() -> None:
+    """Against expectation: one size that fits both ways shows it, and then all are timed."""
+    land = landscape(
+        compute_seconds=lambda c: 0.01 * (1 + c.batch_size / 32) * (0.7 if full(c) else 1),
+        peak_bytes=recomputing,
+        loader_seconds=lambda _: 0.0001,
+    )
+    simulation = Simulation(
+        landscape=land, workload=workload(blocks=BLOCKS), limit_bytes=480 * MIB, time_seconds=600
+    )
+
+    decision = simulation.run()
+
+    assert decision.config.checkpointing == "full"
+    assert simulation.regret(decision.config) <= 0.03
+
+
+@pytest.mark.parametrize("name", ["recomputed", "recomputed_tiles"])
+def test_checkpointing_costs_nothing_where_memory_does_not_bind(name: str) -> None:
+    """With blocks and without, the same launches and the same answer."""
+    found = []
+    for blocks in ((), BLOCKS):
+        simulation = drawn(name, 3, limit_bytes=2**40, workload=workload(blocks=blocks))
+        found.append((simulation.run().config, simulation.runner.requests))
+
+    assert found[0] == found[1]
+
+
+def test_a_bad_recomputation_stays_off() -> None:
+    """However fast; and nothing else is given up for it."""
+    simulation = of_transformer(1.1, space={})
+    land = replace(simulation.setting.landscape, is_right=lambda c, _: c.checkpointing == "off")
+    decision = Simulation(
+        landscape=land, workload=workload(blocks=BLOCKS), limit_bytes=480 * MIB
+    ).run()
+
+    assert (decision.config.amp, decision.config.checkpointing) == ("bf16", "off")
+    assert any("checkpointing is not used" in note for note in decision.notes)
+
+
+def test_less_memory_may_be_had_by_recomputing() -> None:
+    """Where memory is the aim, and the loader hides what recomputing costs."""
+    land = landscape(
+        compute_seconds=lambda c: 0.005 * (1.3 if full(c) else 1),
+        peak_bytes=recomputing,
+        loader_seconds=lambda _: 0.01,
+    )
+    simulation = Simulation(
+        landscape=land, workload=workload(blocks=BLOCKS), goal="memory", time_seconds=900
+    )
+
+    assert simulation.run().config.checkpointing == "full"
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -384,9 +559,22 @@ def test_an_interrupt_leaves_the_best_that_was_verified() -> None:
 
     full = Simulation(has_studies=False)
     full.run()
-    late = interrupted_at(full.budget.launches)[0].interrupted()
+    verdict = [r.purpose for r in full.runner.requests].index("verify", 3)
+    late = interrupted_at(verdict + 2)[0].interrupted()
     assert late is not None
-    assert late.config.amp == "bf16"
+    assert (late.verdict, late.config.amp) == ("interrupted", "bf16")
+
+
+def test_an_interrupt_after_the_verdict_changes_nothing_of_it() -> None:
+    """Only a line on larger batches is still looked for then."""
+    full = Simulation(has_studies=False)
+    decision = full.run()
+    assert any("global batch" in note for note in decision.notes)
+
+    late = interrupted_at(full.budget.launches)[0].interrupted()
+
+    assert late is not None
+    assert (late.verdict, late.config) == ("tuned", decision.config)
 
 
 def test_a_space_of_one_config_is_kept() -> None:

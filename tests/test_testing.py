@@ -56,6 +56,31 @@ def test_a_launch_takes_its_time_and_tells_its_rate() -> None:
     assert len(report.launch.step_seconds) == 4
 
 
+def test_noise_is_of_a_launch_and_not_of_its_turn() -> None:
+    """Whoever asks again for the same gets the same; another seed or config gets another."""
+    asks = [request(seed=1), request(seed=2), request("compute", seed=1)]
+    runners = [
+        Simulated(landscape(launch_sd=0.05), clock=SimulatedClock(), seed=seed)
+        for seed in (0, 0, 1)
+    ]
+    rates = [
+        [runner(ask).outcome.measurement.samples_per_second for ask in order]  # type: ignore[union-attr]
+        for runner, order in zip(runners, (asks, asks[::-1], asks), strict=True)
+    ]
+
+    assert rates[0] == rates[1][::-1]
+    assert len({*rates[0], *rates[2]}) == 6
+
+
+def test_launches_begin_at_the_clocks_time() -> None:
+    """So that two of them can be told apart."""
+    runner = simulated()
+    launches = [runner(request()).launch for _ in range(2)]
+
+    assert all(launches)
+    assert len({launch.started_at for launch in launches if launch}) == 2
+
+
 @pytest.mark.parametrize(
     ("purpose", "per_sample"), [("compute", affine(BASE)), ("loader", 0.001), ("memory", None)]
 )

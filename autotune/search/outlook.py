@@ -111,12 +111,16 @@ def expected_launches(task: Task) -> int:
     """Return about how many launches a search makes that time does not limit."""
     space = task.space
     sizes = [size for size, _ in space.splits()]
-    cells = {amp for amp, kind in task.cells() if kind == "off" or task.goal == "memory"}
+    cells = [cell for cell in task.cells() if cell[1] == "off"]
+    if not cells or task.goal == "memory":
+        cells = [*task.cells()]
     doublings = math.ceil(math.log2(max(sizes) / min(task.baseline.batch_size, max(sizes))))
     climbing = doublings + 1
     timing = math.ceil(SWEPT_SHARE * len(sizes))
-    switches = len(space.choices("threads")) > 1, len(space.choices("cudnn_benchmark")) > 1
+    switches = sum(len(space.choices(knob)) > 1 for knob in ("threads", "cudnn_benchmark"))
     loading = min(len(space.choices("num_workers")), MOST_LOOKS)
+    if max(len(sizes), len(cells), loading) == 1 and not switches:
+        return FOOTING_LAUNCHES + timing  # nothing to choose from
     checks = len(cells) if len(cells) * len(sizes) > 1 else 0
-    found = len(cells) * (climbing + timing) + sum(switches) + loading + checks
+    found = len(cells) * (climbing + timing) + switches + loading + checks
     return FOOTING_LAUNCHES + found + RACE_LAUNCHES + REFINING_LAUNCHES + CONFIRMING_LAUNCHES

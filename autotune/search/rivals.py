@@ -83,9 +83,10 @@ def rivals(known: Knowledge) -> list[Config]:
 
 def fast_enough(known: Knowledge) -> list[Config]:
     """Return the sizes that keep 95 % of the best throughput, the fastest first."""
-    most = known.speeds.best_seconds / KEPT_THROUGHPUT
     allowed = [size for size in known.speeds.ranked() if known.guard.allows(size)]
-    return [size for size in allowed if known.speeds.of(size) <= most]
+    seconds = {size: known.predicted(best_workers(known, size)) for size in allowed}
+    most = min(seconds.values(), default=0.0) / KEPT_THROUGHPUT
+    return [size for size in allowed if seconds[size] <= most]
 
 
 def best_workers(known: Knowledge, size: Config) -> Config:

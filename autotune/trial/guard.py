@@ -93,20 +93,10 @@ def _compare_recomputed(stepper: Stepper, window: Sequence[Any], blocks: Sequenc
 
 def _compare_precision(stepper: Stepper, window: Sequence[Any], amp: str) -> str:
     reference = gradients(stepper, window)
-    found = _gradients_under(stepper, window, amp)
+    found = gradients(replace(stepper, amp=amp), window)
     moved = [_gradients_shaken(stepper, window, amp, seed=seed) for seed in range(SHAKES)]
     reason = difference(reference, found, moved=moved, tolerance=ROUNDED)
     return f"under {amp}, {reason}" if reason else ""
-
-
-def _gradients_under(stepper: Stepper, window: Sequence[Any], amp: str) -> Gradients:
-    """Return the gradients in another precision; in fp16 at the first scale that is finite."""
-    found = gradients(_with_amp(stepper, amp, scale=FP16_SCALES[0]), window)
-    for scale in FP16_SCALES[1:]:
-        if amp != "fp16" or is_finite(found):
-            break
-        found = gradients(_with_amp(stepper, amp, scale=scale), window)
-    return found
 
 
 def _gradients_shaken(stepper: Stepper, window: Sequence[Any], amp: str, *, seed: int) -> Gradients:
@@ -115,11 +105,6 @@ def _gradients_shaken(stepper: Stepper, window: Sequence[Any], amp: str, *, seed
     batches = [shake(to_device(batch, stepper.device)) for batch in window]
     with shake.parameters(stepper.model), shake:
         return gradients(stepper, batches)
-
-
-def _with_amp(stepper: Stepper, amp: str, *, scale: float) -> Stepper:
-    scaler = GradScaler(stepper.device.type, init_scale=scale, enabled=amp == "fp16")
-    return replace(stepper, amp=amp, scaler=scaler)
 
 
 def _compare_split(stepper: Stepper, window: Sequence[Any]) -> str:
@@ -143,11 +128,24 @@ def _is_rounded(stepper: Stepper) -> bool:
 
 
 def gradients(stepper: Stepper, window: Sequence[Any]) -> Gradients:
-    """Return loss and gradients of a window, from the same random numbers each time."""
+    """Return loss and gradients of a window, from the same random numbers each time.
+
+    In fp16 at the first loss scale at which they are finite.
+    """
+    first, *others = FP16_SCALES if stepper.amp == "fp16" else (1.0,)
+    found = _gradients_at(stepper, window, scale=first)
+    for scale in others:
+        if not is_finite(found):
+            found = _gradients_at(stepper, window, scale=scale)
+    return found
+
+
+def _gradients_at(stepper: Stepper, window: Sequence[Any], *, scale: float) -> Gradients:
     torch.manual_seed(0)
+    is_scaled = stepper.amp == "fp16"
+    scaler = GradScaler(stepper.device.type, init_scale=scale, enabled=is_scaled)
     stepper.model.zero_grad(set_to_none=True)
-    loss = stepper.accumulate(window)
-    scale = stepper.scaler.get_scale()  # 1 where it is idle
+    loss = replace(stepper, scaler=scaler).accumulate(window)
     found = {
         name: _copied(parameter) / scale
         for name, parameter in stepper.model.named_parameters()
@@ -176,6 +174,6 @@ def cut(batch: Any, samples: int) -> list[Any] | None:
 def _take(batch: Any, samples: int, part: slice) -> Any:
     if isinstance(batch, Tensor):
         return batch[part]
-    if isinstance(batch, list) and len(batch) == samples and not any(tensors_in(batch)):
+    if isinstance(batch, list) and len(batch) == samples and next(tensors_in(batch), None) is None:
         return batch[part]  # names or texts beside the tensors
     return map_parts(batch, lambda item: _take(item, samples, part))

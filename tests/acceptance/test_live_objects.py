@@ -58,7 +58,7 @@ result = autotune.fit(
     baseline={"num_workers": 1},
     isolate=True,
     time_budget="60s",
-    trials=8,
+    trials=6,
     progress=False,
 )
 losses = result.train(epochs=3)

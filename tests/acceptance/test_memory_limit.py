@@ -27,7 +27,7 @@ MEBIBYTE = 2**20
 NARROW = (
     *("--knob", "amp=off"),
     *("--knob", "num_workers=0"),
-    *("--trials", "12"),
+    *("--trials", "9"),
     *("--time-budget", "60s"),
 )
 """Only the batch size is left to choose."""

@@ -21,7 +21,7 @@ class Net(Net):
 NARROW = (
     *("--knob", "batch_size=32"),
     *("--knob", "num_workers=0"),
-    *("--trials", "10"),
+    *("--trials", "22"),
     *("--time-budget", "60s"),
 )
 """The precision is nearly all there is to choose."""

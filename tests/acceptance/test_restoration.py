@@ -157,7 +157,7 @@ ENDS: Mapping[str, Mapping[str, Any]] = {
     "success": {"trials": 9},
     "out_of_memory": {"memory": 2000},
     "crash": {"trials": 9, "global_batch": "free"},
-    "time_out": {"trials": 6, "global_batch": "free", "time_budget": "40s"},
+    "time_out": {"trials": 8, "global_batch": "free", "time_budget": "40s"},
     "interrupt": {"trials": 30, "global_batch": "free"},
 }
 """How a run ends → arguments of `fit` that lead there."""

@@ -64,7 +64,7 @@ def result(model: nn.Module) -> Result:
         baseline={"batch_size": 16, "accumulation_steps": 2},
         space={**SMALLEST, "batch_size": [8, 16, 32]},
         isolate=False,
-        trials=10,
+        trials=8,
         time_budget="60s",
         progress=False,
     )
@@ -166,7 +166,7 @@ def test_the_goal_memory_takes_no_more_than_it_needs() -> None:
         space={**SMALLEST, "batch_size": [512, 64]},
         goal="memory",
         isolate=False,
-        trials=10,
+        trials=8,
         time_budget="60s",
         progress=False,
     )
