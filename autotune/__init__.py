@@ -7,17 +7,18 @@ from autotune.version import __version__
 
 if TYPE_CHECKING:
     from autotune.errors import AutotuneError
-    from autotune.outcome import Estimate, Measurement, Trial
+    from autotune.outcome import Measurement, Trial
     from autotune.output.config_file import load
     from autotune.result import Result
     from autotune.space import Config
     from autotune.step.apply import apply
     from autotune.tune import fit
+    from autotune.verdict import Estimate
 
 _HOME = {
     "AutotuneError": "errors",
     "Config": "space",
-    "Estimate": "outcome",
+    "Estimate": "verdict",
     "Measurement": "outcome",
     "Result": "result",
     "Trial": "outcome",

@@ -1,143 +1,37 @@
-"""From what the user said and what is known of workload and device: the baseline, and what to try.
+"""What is worth trying of each knob, and why the others are not tuned (DESIGN 2.2 and 2.3).
 
-`resolve_baseline` fills in what the user left open; `build_space` lists the values of each knob
-that can be, narrows them to those the user asked for, and says of every other knob why it is not
-tuned (DESIGN 2.2 and 2.3).
+`build_space` lists the values of each knob that can be, narrows them to those the user asked for,
+and says of every other knob why it is not tuned.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
+from autotune.baseline import NEEDS_BLOCKS, usable_precisions
 from autotune.errors import OptionInvalid
 from autotune.facts import DeviceFacts, WorkloadFacts
 from autotune.space import (
     CHECKPOINTING,
-    DEFAULT_BATCH_SIZE,
     MOST_WORKERS,
     PRECISIONS,
     PREFETCH_FACTORS,
     Config,
     SearchSpace,
     Value,
-    batch_sizes,
-    largest_power_of_two,
+    divisors,
+    knob_value,
     parse_value,
+    powers_of_two,
 )
 
-GlobalBatch = int | Literal["free"] | None
-"""Samples per optimizer step: a hard constraint, free, or as the baseline has it."""
+LARGEST_FREE_BATCH = 2**16
+"""Beyond this CUDA's grid limits are met before memory is (CASES.md row 52)."""
 
 _NEEDS_CUDA = "it needs a CUDA device"
-_NEEDS_BLOCKS = "the model has no blocks that repeat; checkpoint_blocks can name some"
-
-
-def resolve_baseline(
-    workload: WorkloadFacts,
-    device: DeviceFacts,
-    *,
-    given: Mapping[str, Any] | Config | None,
-    global_batch: GlobalBatch,
-    world_size: int = 1,
-) -> tuple[Config, int | None]:
-    """Return the configuration the user has today, and the global batch that is kept.
-
-    What the user left open is PyTorch's default. The batch size is the first that exists of: the
-    given one, the stated one, the largest power of two that is at most 32 and within the data set.
-
-    Args:
-        workload: What the workload is.
-        device: Where it runs.
-        given: What the user says of the configuration they have today.
-        global_batch: Samples per optimizer step over all ranks, `"free"`, or None: then it is the
-            baseline's where the user stated a batch size anywhere, and free elsewhere.
-        world_size: Number of data-parallel ranks.
-
-    Returns:
-        The baseline, and the global batch to keep; None where it is free.
-
-    Raises:
-        OptionInvalid: If a knob is unknown, or batch size, accumulation and global batch
-            contradict each other, the device or the model.
-    """
-    wanted = given.to_dict() if isinstance(given, Config) else dict(given or {})
-    values = {name: parse_value(name, value) for name, value in wanted.items()}
-    if values.get("num_workers") and "prefetch_factor" in workload.loader_settings:
-        values.setdefault("prefetch_factor", PREFETCH_FACTORS[0])
-    kept = _target(global_batch)
-    size, steps = _split(values, workload, kept, world_size)
-    config = Config.from_dict(values | {"batch_size": size, "accumulation_steps": steps})
-    _refuse_foreign(config, workload, device)
-    effective = config.samples_per_optimizer_step * world_size
-    _refuse_contradiction(config, kept, world_size)
-    is_stated = "batch_size" in wanted or workload.stated_batch_size is not None
-    keeps_own = global_batch is None and is_stated
-    return config, effective if keeps_own else kept
-
-
-def _target(global_batch: GlobalBatch) -> int | None:
-    if global_batch is None or global_batch == "free":
-        return None
-    if isinstance(global_batch, bool | str) or global_batch < 1:
-        raise OptionInvalid(
-            f'global_batch needs a whole number above zero, or "free", but got {global_batch!r}'
-        )
-    return global_batch
-
-
-def _split(
-    values: Mapping[str, Any], workload: WorkloadFacts, kept: int | None, world_size: int
-) -> tuple[int, int]:
-    """Return batch size and accumulation steps of the baseline."""
-    given, steps = values.get("batch_size"), values.get("accumulation_steps")
-    size = _first_size(given, workload)
-    if kept is None:
-        return size, steps or 1
-    if kept % world_size:
-        raise OptionInvalid(
-            f"the global batch must be a multiple of the number of ranks, but {kept} is none of "
-            f"{world_size}"
-        )
-    local = kept // world_size
-    if given is None:
-        size = _divisor(local, size) if steps is None else max(local // steps, 1)
-    return size, steps or max(local // size, 1)
-
-
-def _first_size(given: int | None, workload: WorkloadFacts) -> int:
-    """Return the batch size that was given, else stated, else the default; within the data set."""
-    size = given or workload.stated_batch_size or DEFAULT_BATCH_SIZE
-    size = min(size, workload.dataset_length or size)
-    return size if given or workload.stated_batch_size else largest_power_of_two(size)
-
-
-def _divisor(whole: int, most: int) -> int:
-    """Return the largest divisor of `whole` that is not above `most`."""
-    return max(size for size in range(1, min(most, whole) + 1) if whole % size == 0)
-
-
-def _refuse_contradiction(config: Config, kept: int | None, world_size: int) -> None:
-    size, steps = config.batch_size, config.accumulation_steps
-    if kept is not None and size * steps * world_size != kept:
-        raise OptionInvalid(
-            f"the global batch must be batch size × accumulation steps × ranks, but {kept} is not "
-            f"{size} × {steps} × {world_size}",
-            hint="leave one of them out, and it follows from the others",
-        )
-
-
-def _refuse_foreign(config: Config, workload: WorkloadFacts, device: DeviceFacts) -> None:
-    if config.checkpointing != "off" and not workload.blocks:
-        raise OptionInvalid(f"the baseline's checkpointing cannot be full: {_NEEDS_BLOCKS}")
-    if config.amp not in _precisions(device):
-        raise OptionInvalid(
-            f"the baseline's amp must be native on {device.name}, but {config.amp} is not",
-            hint=f"native there: {', '.join(_precisions(device))}",
-        )
-
-
-def _precisions(device: DeviceFacts) -> tuple[str, ...]:
-    return tuple(p for p in PRECISIONS if p == "off" or p in device.native_precisions)
+_NO_WORKERS: Mapping[str, Value] = {"prefetch_factor": None, "persistent_workers": False}
+"""What the settings of loader workers are where there are none."""
 
 
 def build_space(
@@ -168,7 +62,7 @@ def build_space(
         _refuse_impossible(name, wanted, knobs)
         values[name] = _ascending(wanted)
         if len(wanted) == 1:
-            left_out[name] = f"fixed by the user at {_word(wanted[0])}"
+            left_out[name] = f"fixed by the user at {knob_value(wanted[0])}"
         else:
             left_out.pop(name, None)
     built = SearchSpace(
@@ -181,14 +75,46 @@ def build_space(
     return _with_a_split(built)
 
 
+def batch_sizes(*, global_batch: int | None, effective_batch: int, most: int | None) -> list[int]:
+    """Return the batch sizes worth trying, ascending.
+
+    With a fixed global batch these are its divisors; where it is free, the divisors of the
+    baseline's effective batch below it, and powers of two and their halves above. None is larger
+    than `most`, the length of the data set.
+
+    >>> batch_sizes(global_batch=12, effective_batch=12, most=None)
+    [1, 2, 3, 4, 6, 12]
+    >>> batch_sizes(global_batch=None, effective_batch=4, most=20)
+    [1, 2, 4, 6, 8, 12, 16, 20]
+    """
+    sizes = divisors(global_batch) if global_batch else _free_sizes(effective_batch, most)
+    largest = math.inf if most is None else most
+    return [size for size in sizes if size <= largest]
+
+
+def _free_sizes(effective_batch: int, most: int | None) -> list[int]:
+    if most is None:
+        return sorted({*divisors(effective_batch), *_grown(effective_batch, LARGEST_FREE_BATCH)})
+    return sorted({*divisors(effective_batch), *_grown(effective_batch, most), most})
+
+
+def _grown(least: int, most: int) -> Iterator[int]:
+    """Yield powers of two up to `most` and the middles above each, none below `least`."""
+    powers = powers_of_two(most)
+    middles = [power + power // 2 for power in powers]
+    return (size for size in (*powers, *middles) if size >= least)
+
+
 def _asked(space: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Value, ...]]:
-    asked: dict[str, tuple[Value, ...]] = {}
-    for name, wanted in space.items():
-        values = (wanted,) if isinstance(wanted, str | int) or wanted is None else tuple(wanted)
-        if not values:
-            raise OptionInvalid(f"{name} needs at least one value to try, but got none")
-        asked[name] = tuple(dict.fromkeys(parse_value(name, value) for value in values))
-    return asked
+    return {name: _asked_values(name, wanted) for name, wanted in space.items()}
+
+
+def _asked_values(name: str, wanted: Any) -> tuple[Value, ...]:
+    """Return the values that were asked for, each once; one may come without a sequence."""
+    listed = (wanted,) if isinstance(wanted, str | int | None) else tuple(wanted)
+    if not listed:
+        raise OptionInvalid(f"{name} needs at least one value to try, but got none")
+    return tuple(dict.fromkeys(parse_value(name, value) for value in listed))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,11 +130,11 @@ class _Knobs:
         """Return the values worth trying, and a reason for each knob with a single one."""
         found = {
             "batch_size": self._batch_sizes(world_size),
-            "amp": (_precisions(self.device), "no lower precision is native on this device"),
-            "checkpointing": (self._checkpointing(), _NEEDS_BLOCKS),
+            "amp": (usable_precisions(self.device), "no lower precision is native on this device"),
+            "checkpointing": (self._checkpointing(), NEEDS_BLOCKS),
             "num_workers": self._workers(),
-            "prefetch_factor": self._loader_knob("prefetch_factor", set(PREFETCH_FACTORS)),
-            "persistent_workers": self._loader_knob("persistent_workers", {True}),
+            "prefetch_factor": self._worker_setting("prefetch_factor", set(PREFETCH_FACTORS)),
+            "persistent_workers": self._worker_setting("persistent_workers", {True}),
             "pin_memory": self._pinning(),
             "cudnn_benchmark": self._cudnn(),
             "threads": self._threads(),
@@ -225,7 +151,7 @@ class _Knobs:
             return own
         on_cuda = (False, True) if self.device.kind == "cuda" else own
         possible: dict[str, tuple[Value, ...]] = {
-            "amp": _precisions(self.device),
+            "amp": usable_precisions(self.device),
             "checkpointing": self._checkpointing(),
             "num_workers": tuple(range(cores + 1)),
             "persistent_workers": (False, True),
@@ -241,7 +167,7 @@ class _Knobs:
     def _batch_sizes(self, world_size: int) -> tuple[tuple[Value, ...], str]:
         own = self.baseline.batch_size
         if "batch_size" not in self.workload.loader_settings:
-            return (own,), "loader_fn does not accept batch_size"
+            return (own,), _unaccepted("batch_size")
         kept = None if self.global_batch is None else self.global_batch // world_size
         effective = self.baseline.samples_per_optimizer_step
         sizes = batch_sizes(
@@ -252,33 +178,38 @@ class _Knobs:
 
     def _leaves_one_sample(self, size: int) -> bool:
         """Whether BatchNorm would meet a batch of one, which it refuses (CASES.md row 76)."""
-        length = None if self.workload.drops_last else self.workload.dataset_length
-        is_alone = size == 1 or (length is not None and length % size == 1)
-        return self.workload.has_batch_norm and is_alone
+        return self.workload.has_batch_norm and 1 in (size, self._last_batch(size))
+
+    def _last_batch(self, size: int) -> int:
+        """Return how many samples a short last batch of an epoch has; 0 where there is none."""
+        if self.workload.drops_last or self.workload.dataset_length is None:
+            return 0
+        return self.workload.dataset_length % size
 
     def _workers(self) -> tuple[tuple[Value, ...], str]:
         own = self.baseline.num_workers
         if "num_workers" not in self.workload.loader_settings:
-            return (own,), "loader_fn does not accept num_workers"
+            return (own,), _unaccepted("num_workers")
         most = min(self.device.usable_cores, MOST_WORKERS)
         return tuple(sorted({*range(most + 1), own})), "no core is left for a worker"
 
-    def _loader_knob(self, name: str, values: set[Value]) -> tuple[tuple[Value, ...], str]:
-        own = getattr(self.baseline, name)
-        if "num_workers" not in self.workload.loader_settings and not self.baseline.num_workers:
+    def _worker_setting(self, name: str, values: set[Value]) -> tuple[tuple[Value, ...], str]:
+        accepted, own = self.workload.loader_settings, getattr(self.baseline, name)
+        if not (self.baseline.num_workers or "num_workers" in accepted):
             return (own,), "there are no loader workers to set it for"
-        if name not in self.workload.loader_settings:
-            return (own,), f"loader_fn does not accept {name}"
-        if self.baseline.num_workers:
-            values = values | {own}
-        return _ascending(values), "always on where there are workers: it only spares their start"
+        if name not in accepted:
+            return (own,), _unaccepted(name)
+        todays = {own} if self.baseline.num_workers else set()
+        reason = "always on where there are workers: it only spares their start"
+        return _ascending(values | todays), reason
 
     def _pinning(self) -> tuple[tuple[Value, ...], str]:
-        is_accepted = "pin_memory" in self.workload.loader_settings
-        if self.device.kind == "cuda" and is_accepted:
-            return (False, True), ""
-        reason = "loader_fn does not accept pin_memory"
-        return (self.baseline.pin_memory,), reason if self.device.kind == "cuda" else _NEEDS_CUDA
+        own = self.baseline.pin_memory
+        if self.device.kind != "cuda":
+            return (own,), _NEEDS_CUDA
+        if "pin_memory" not in self.workload.loader_settings:
+            return (own,), _unaccepted("pin_memory")
+        return (False, True), ""
 
     def _cudnn(self) -> tuple[tuple[Value, ...], str]:
         own = self.baseline.cudnn_benchmark
@@ -294,32 +225,39 @@ class _Knobs:
         own = self.baseline.threads
         if self.device.kind != "cpu":
             return (own,), "it is for a CPU device"
-        powers = {1 << n for n in range(self.device.usable_cores.bit_length())}
-        counts: set[int | None] = {*powers, self.device.threads}
+        counts: set[int | None] = {*powers_of_two(self.device.usable_cores), self.device.threads}
         if own is None:  # the default is as many threads: once is enough
             counts.discard(self.device.threads)
         return _ascending({*counts, own}), "there is one usable core"
 
 
+def _unaccepted(name: str) -> str:
+    return f"loader_fn does not accept {name}"
+
+
 def _refuse_impossible(name: str, wanted: tuple[Value, ...], knobs: _Knobs) -> None:
     allowed = knobs.allowed(name)
     for value in wanted:
-        if allowed is not None and value not in allowed:
-            listed = ", ".join(_word(item) for item in allowed)
-            raise OptionInvalid(
-                f"{name} cannot be {_word(value)} here", hint=f"possible here: {listed}"
-            )
+        if allowed is not None:
+            _refuse_unlisted(name, value, allowed)
         _refuse_broken(name, value, knobs)
+
+
+def _refuse_unlisted(name: str, value: Value, allowed: tuple[Value, ...]) -> None:
+    if value not in allowed:
+        raise OptionInvalid(
+            f"{name} cannot be {knob_value(value)} here",
+            hint=f"possible here: {', '.join(map(knob_value, allowed))}",
+        )
 
 
 def _refuse_broken(name: str, value: Value, knobs: _Knobs) -> None:
     """Raise if a config could not hold the value, or the data set has too few samples for it."""
     document = knobs.baseline.with_workers(1).to_dict() | {name: value}
-    if name == "num_workers" and not value:
-        document |= {"prefetch_factor": None, "persistent_workers": False}
-    Config.from_dict(document)
-    length = knobs.workload.dataset_length
-    if name == "batch_size" and isinstance(value, int) and length is not None and value > length:
+    if not document["num_workers"]:
+        document |= _NO_WORKERS
+    config, length = Config.from_dict(document), knobs.workload.dataset_length
+    if name == "batch_size" and length is not None and config.batch_size > length:
         raise OptionInvalid(
             f"batch_size needs at most the data set's {length} samples, but got {value}"
         )
@@ -328,23 +266,21 @@ def _refuse_broken(name: str, value: Value, knobs: _Knobs) -> None:
 def _with_a_split(space: SearchSpace) -> SearchSpace:
     if space.splits():
         return space
-    sizes, target = space.choices("batch_size"), space.global_batch or space.effective_batch
+    sizes = ", ".join(map(str, space.choices("batch_size")))
     raise OptionInvalid(
-        f"no batch size of {', '.join(map(str, sizes))} can be accumulated to {target} samples",
+        f"no batch size of {sizes} can be accumulated to {space.target_batch} samples",
         hint="batch sizes must divide it; give other sizes, or another global_batch",
     )
 
 
+_PLACES = {word: place for words in (PRECISIONS, CHECKPOINTING) for place, word in enumerate(words)}
+"""Word → its place among the values of its knob."""
+
+
 def _ascending(values: Iterable[Any]) -> tuple[Any, ...]:
     """Return values in ascending order, the default first; words in the order of their knob."""
-    found = set(values)
-    for order in (PRECISIONS, CHECKPOINTING):
-        if found <= set(order):
-            return tuple(word for word in order if word in found)
-    return tuple(sorted(found, key=lambda value: -1 if value is None else value))
+    return tuple(sorted(set(values), key=_place))
 
 
-def _word(value: Value) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return "default" if value is None else str(value)
+def _place(value: Any) -> Any:
+    return -1 if value is None else _PLACES.get(value, value)

@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Literal, Self
 
 from autotune.space import Config
+from autotune.verdict import Estimate as Estimate  # noqa: PLC0414  # for search, until it moves
+from autotune.verdict import Verdict as Verdict  # noqa: PLC0414  # as above
 
 SCHEMA_VERSION = 1
 """Of `trials.jsonl` and `config.json`; a change of meaning raises it, a reader refuses others."""
@@ -288,6 +290,16 @@ class Trial:
         """Its measurement; None where it did not run to its end."""
         return self.outcome.measurement if isinstance(self.outcome, Measured) else None
 
+    @property
+    def samples_per_second(self) -> float | None:
+        """What it reached; None where that was not measured."""
+        return self.measured.samples_per_second if self.measured else None
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """Its peak; None where that was not measured."""
+        return self.measured.peak_bytes if self.measured else None
+
     def to_dict(self) -> dict[str, Any]:
         """Return the trial as one line of `trials.jsonl` (DESIGN 2.5)."""
         measured = self.measured
@@ -339,30 +351,3 @@ def _outcome_of_line(document: Mapping[str, Any]) -> Outcome:
         predicted = document["predicted_peak_bytes"]
         return Skipped(reason=document["reason"], predicted_peak_bytes=predicted)
     return kind(reason=document["reason"])  # type: ignore[call-arg]  # Measured left above
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
-    """A ratio measured by interleaved pairs of launches.
-
-    Args:
-        value: How many times as fast as the baseline, end to end.
-        low: Lower end of the 95 % interval.
-        high: Upper end of the 95 % interval.
-        pairs: Pairs of launches that it comes from.
-        is_confirmed: Whether it passed the winner rule (METHOD.md D.3).
-    """
-
-    value: float
-    low: float
-    high: float
-    pairs: int
-    is_confirmed: bool
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the estimate as `config.json` holds it."""
-        return asdict(self)
-
-
-Verdict = Literal["tuned", "keep", "unconfirmed", "interrupted"]
-"""What is said at the end (DESIGN 2.2)."""

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.outcome import Estimate, Measurement, Trial, Verdict
+from autotune.outcome import Measurement, Trial
 from autotune.output.config_file import config_document
 from autotune.output.files import RECORDS, OutFolder
 from autotune.output.loop import load_loop, render_loop
@@ -17,6 +17,7 @@ from autotune.output.terminal import final_words
 from autotune.output.write import write_all
 from autotune.space import Config
 from autotune.summary import Summary
+from autotune.verdict import Estimate, Verdict
 
 if TYPE_CHECKING:
     from autotune.workload import Workload

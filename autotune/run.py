@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from autotune.candidates import build_space, resolve_baseline
+from autotune.baseline import resolve_baseline
+from autotune.candidates import build_space
 from autotune.errors import WorkloadInvalid
 from autotune.facts import UNKNOWN, Survey, WorkloadFacts
 from autotune.journal import Journal, remembering, set_aside

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Self
 
 from autotune.errors import OptionInvalid
+from autotune.units import is_whole
 
 Value = bool | int | str | None
 """What a knob may be set to."""
@@ -66,15 +67,16 @@ class Config:
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
-            value = getattr(self, name)
-            if value is not None or name not in _MAY_BE_NONE:
-                _require_count(name, value, least)
-        for name, choices in _CHOICES.items():
-            _require_choice(name, getattr(self, name), choices)
-        if self.num_workers == 0 and (self.prefetch_factor is not None or self.persistent_workers):
+            _require_count(name, getattr(self, name), least)
+        for name, words in _CHOICES.items():
+            _require_choice(name, getattr(self, name), words)
+        for name in SWITCHES:
+            _require_switch(name, getattr(self, name))
+        idle = (self.prefetch_factor, self.persistent_workers)
+        if self.num_workers == 0 and idle != (None, False):
             raise OptionInvalid(
                 "prefetch_factor and persistent_workers need at least one loader worker, "
-                f"but num_workers is 0 with {self.prefetch_factor} and {self.persistent_workers}"
+                f"but num_workers is 0 with {idle[0]} and {idle[1]}"
             )
 
     @property
@@ -112,20 +114,39 @@ class Config:
 
     def describe(self) -> str:
         """Return the config in a few words, leaving out what is at PyTorch's default."""
-        parts = [f"batch {self.batch_size}"]
-        if self.accumulation_steps > 1:
-            parts[0] += f" x {self.accumulation_steps}"
-        parts.append("fp32" if self.amp == "off" else self.amp)
-        if self.checkpointing != "off":
-            parts.append("checkpointed")
-        if self.num_workers:
-            parts.append(f"{self.num_workers} worker{'s' * (self.num_workers > 1)}")
-            if self.prefetch_factor != PREFETCH_FACTORS[0]:
-                parts.append(f"prefetch {self.prefetch_factor}")
-        if self.threads is not None:
-            parts.append(f"{self.threads} thread{'s' * (self.threads > 1)}")
-        switches = {"pinned memory": self.pin_memory, "cudnn.benchmark": self.cudnn_benchmark}
-        return ", ".join(parts + [name for name, is_on in switches.items() if is_on])
+        parts = (
+            self._batch_words(),
+            _AMP_WORDS[self.amp],
+            _CHECKPOINTING_WORDS[self.checkpointing],
+            _counted(self.num_workers, "worker"),
+            self._prefetch_words(),
+            _counted(self.threads, "thread"),
+            _PINNING_WORDS[self.pin_memory],
+            _CUDNN_WORDS[self.cudnn_benchmark],
+        )
+        return ", ".join(filter(None, parts))
+
+    def _batch_words(self) -> str:
+        words = f"batch {self.batch_size}"
+        return words if self.accumulation_steps == 1 else f"{words} x {self.accumulation_steps}"
+
+    def _prefetch_words(self) -> str:
+        if self.num_workers == 0 or self.prefetch_factor == PREFETCH_FACTORS[0]:
+            return ""
+        return f"prefetch {self.prefetch_factor}"
+
+
+_AMP_WORDS = {"off": "fp32", "bf16": "bf16", "fp16": "fp16"}
+_CHECKPOINTING_WORDS = {"off": "", "full": "checkpointed"}
+_PINNING_WORDS = {False: "", True: "pinned memory"}
+_CUDNN_WORDS = {False: "", True: "cudnn.benchmark"}
+
+
+def _counted(number: int | None, noun: str) -> str:
+    """Return a number with its noun; empty where there is none of it."""
+    if not number:
+        return ""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 _LEAST = {
@@ -136,20 +157,24 @@ _LEAST = {
     "threads": 1,
 }
 _MAY_BE_NONE = ("prefetch_factor", "threads")
-_CHOICES = {"amp": PRECISIONS, "checkpointing": CHECKPOINTING, **dict.fromkeys(SWITCHES)}
-"""The values of a knob that has few; None for a switch, which is on or off."""
-
-
-def _require_choice(name: str, value: object, choices: tuple[str, ...] | None) -> None:
-    if choices is None and not isinstance(value, bool):
-        raise OptionInvalid(f"{name} needs on or off, but got {value!r}")
-    if choices is not None and value not in choices:
-        raise OptionInvalid(f"{name} needs one of {', '.join(choices)}, but got {value!r}")
+_CHOICES = {"amp": PRECISIONS, "checkpointing": CHECKPOINTING}
 
 
 def _require_count(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if value is None and name in _MAY_BE_NONE:
+        return
+    if not is_whole(value) or value < least:
         raise OptionInvalid(f"{name} needs a whole number of at least {least}, but got {value!r}")
+
+
+def _require_choice(name: str, value: object, words: tuple[str, ...]) -> None:
+    if value not in words:
+        raise OptionInvalid(f"{name} needs one of {', '.join(words)}, but got {value!r}")
+
+
+def _require_switch(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise OptionInvalid(f"{name} needs on or off, but got {value!r}")
 
 
 def knob_names() -> tuple[str, ...]:
@@ -171,14 +196,34 @@ def parse_value(knob: str, value: Any) -> Any:
     if knob not in knob_names():
         raise unknown_knob(knob)
     if knob in SWITCHES:
-        if not isinstance(value, bool | str) or value not in _ON_OFF:
-            raise OptionInvalid(f"{knob} needs on or off, but got {value!r}")
-        return _ON_OFF[value]
+        return _switch(knob, value)
     if knob == "amp":
         return "off" if value is False else value
+    return _number(value)
+
+
+def _switch(knob: str, value: Any) -> bool:
+    if not isinstance(value, bool | str) or value not in _ON_OFF:
+        raise OptionInvalid(f"{knob} needs on or off, but got {value!r}")
+    return _ON_OFF[value]
+
+
+def _number(value: Any) -> Any:
+    """Return a number that is written as text, None for the default, else what was given."""
     if value == "default":
         return None
     return int(value) if isinstance(value, str) and value.strip().isdigit() else value
+
+
+def knob_value(value: Value) -> str:
+    """Return a knob's value as a reader says it.
+
+    >>> knob_value(True), knob_value(None), knob_value(4)
+    ('on', 'default', '4')
+    """
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "default" if value is None else str(value)
 
 
 def unknown_knob(name: str) -> OptionInvalid:
@@ -205,6 +250,11 @@ class SearchSpace:
     effective_batch: int
     world_size: int = 1
     left_out: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def target_batch(self) -> int:
+        """Samples of an optimizer step to accumulate to: fixed, or the baseline's."""
+        return self.global_batch or self.effective_batch
 
     def choices(self, knob: str) -> tuple[Value, ...]:
         """Return the values to try of a knob; none where the space does not speak of it."""
@@ -237,68 +287,61 @@ class SearchSpace:
         (DESIGN 8, promise 3). Where it is free, smaller batches are accumulated up to the
         baseline's effective batch and larger ones are not accumulated.
         """
-        wanted = self.values.get("accumulation_steps")
-        pairs = [(size, self._accumulation(size)) for size in self._sizes()]
-        return tuple(
-            (size, steps) for size, steps in pairs if steps and (wanted is None or steps in wanted)
-        )
+        pairs = ((size, self._accumulation(size)) for size in self._sizes())
+        return tuple((size, steps) for size, steps in pairs if self._is_wanted(steps))
 
     def _sizes(self) -> Iterator[int]:
         return (value for value in self.values["batch_size"] if isinstance(value, int))
 
     def _accumulation(self, batch_size: int) -> int:
         """Return how many micro-batches make a step; 0 where none do."""
-        target = self.global_batch or self.effective_batch
-        whole, rest = divmod(target, batch_size * self.world_size)
-        if self.global_batch is None and batch_size * self.world_size >= target:
-            return 1
-        return 0 if rest else whole
+        whole, rest = divmod(self.target_batch, batch_size * self.world_size)
+        if rest == 0:
+            return whole
+        is_larger = self.global_batch is None and whole == 0
+        return 1 if is_larger else 0
+
+    def _is_wanted(self, accumulation_steps: int) -> bool:
+        wanted = self.values.get("accumulation_steps", (accumulation_steps,))
+        return accumulation_steps > 0 and accumulation_steps in wanted
 
     def __contains__(self, config: object) -> bool:
         """Whether this config may be tried: every knob at a value of the space."""
-        if not isinstance(config, Config):
-            return False
-        if (config.batch_size, config.accumulation_steps) not in self.splits():
-            return False
-        loose = {"batch_size", "accumulation_steps"}
-        return all(
-            getattr(config, name) in choices
-            for name, choices in self.values.items()
-            if name not in loose
-            and not (name in {"prefetch_factor", "persistent_workers"} and not config.num_workers)
-        )
+        return isinstance(config, Config) and self._allows(config)
+
+    def _allows(self, config: Config) -> bool:
+        split = (config.batch_size, config.accumulation_steps)
+        bound = _SPLIT_KNOBS if config.num_workers else _SPLIT_KNOBS | _WORKER_KNOBS
+        free = set(self.values) - bound
+        is_within = all(getattr(config, name) in self.values[name] for name in free)
+        return is_within and split in self.splits()
 
 
-def batch_sizes(*, global_batch: int | None, effective_batch: int, most: int | None) -> list[int]:
-    """Return the batch sizes worth trying, ascending.
+_SPLIT_KNOBS = frozenset({"batch_size", "accumulation_steps"})
+"""Allowed as a pair only."""
 
-    With a fixed global batch these are its divisors; where it is free, the divisors of the
-    baseline's effective batch below it, and powers of two and their halves above. None is larger
-    than `most`, the length of the data set.
+_WORKER_KNOBS = frozenset({"prefetch_factor", "persistent_workers"})
+"""Without workers there is nothing to choose."""
 
-    >>> batch_sizes(global_batch=12, effective_batch=12, most=None)
+
+def divisors(whole: int) -> list[int]:
+    """Return what divides `whole`, ascending.
+
+    >>> divisors(12)
     [1, 2, 3, 4, 6, 12]
-    >>> batch_sizes(global_batch=None, effective_batch=4, most=20)
-    [1, 2, 4, 6, 8, 12, 16, 20]
     """
-    target = global_batch or effective_batch
-    sizes = {size for size in range(1, target + 1) if target % size == 0}
-    if global_batch is None:
-        sizes |= _grown(target, LARGEST_FREE_BATCH if most is None else most)
-        sizes |= set() if most is None else {most}
-    return sorted(size for size in sizes if most is None or size <= most)
+    return [size for size in range(1, whole + 1) if whole % size == 0]
 
 
-def _grown(least: int, most: int) -> set[int]:
-    """Return powers of two up to `most` and the middles between them, none below `least`."""
-    powers = {1 << n for n in range(most.bit_length())}
-    return {size for power in powers for size in (power, power + power // 2) if size >= least}
+def powers_of_two(most: int) -> list[int]:
+    """Return the powers of two that are not above `most`, ascending.
 
-
-LARGEST_FREE_BATCH = 2**16
-"""Beyond this CUDA's grid limits are met before memory is (CASES.md row 52)."""
+    >>> powers_of_two(6)
+    [1, 2, 4]
+    """
+    return [1 << n for n in range(most.bit_length())]
 
 
 def largest_power_of_two(most: int) -> int:
-    """Return the largest power of two that is not above `most`."""
-    return 1 << (max(most, 1).bit_length() - 1)
+    """Return the largest power of two that is not above `most`; 1 where none is."""
+    return powers_of_two(max(most, 1))[-1]

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.facts import DeviceFacts, WorkloadFacts
-from autotune.outcome import Estimate, Measurement, Trial, Verdict
+from autotune.outcome import Measurement, Trial
 from autotune.space import Config
+from autotune.verdict import Estimate, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,16 +1,33 @@
 """Sizes and durations as people write them, and as a report shows them."""
 
 import re
+from typing import TypeGuard
 
 from autotune.errors import OptionInvalid
 
-_BINARY = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
-_DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-_SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<prefix>[kmgt]?)(?P<infix>i?)b?", re.IGNORECASE)
+_PREFIXES = tuple(enumerate(("", "k", "m", "g", "t")))
+_BINARY = {f"{prefix}{end}": 2 ** (10 * n) for n, prefix in _PREFIXES for end in ("", "i", "ib")}
+_FACTORS = _BINARY | {f"{prefix}b": 10 ** (3 * n) for n, prefix in _PREFIXES}
+"""Unit → bytes: binary, as memory is, but for kB, MB, GB and TB."""
+
+_SHOWN = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+_TENTHS_FROM = 2**20
+"""Bytes of the smallest unit that is shown with tenths."""
+
+_NUMBER = r"\d+(?:\.\d+)?"
+_SIZE = re.compile(rf"(?P<number>{_NUMBER})\s*(?P<unit>[kmgt]?i?b?)", re.IGNORECASE)
 _SECONDS = {"s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(sec|min|s|m|h|d)", re.IGNORECASE)
-_KIB = 1024
+_DURATION = re.compile(rf"({_NUMBER})\s*(sec|min|s|m|h|d)", re.IGNORECASE)
 _MINUTE = _HOUR_IN_MINUTES = 60
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether a value is a whole number; True and False are none.
+
+    >>> is_whole(3), is_whole(True), is_whole(3.0)
+    (True, False, False)
+    """
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def parse_bytes(text: str | float, *, free_bytes: int | None = None) -> int:
@@ -31,15 +48,9 @@ def parse_bytes(text: str | float, *, free_bytes: int | None = None) -> int:
     """
     if isinstance(text, int | float):
         return _positive(int(text), text)
-    cleaned = text.strip()
-    if cleaned.endswith("%"):
-        return _positive(_share(cleaned, free_bytes), text)
-    match = _SIZE.fullmatch(cleaned)
-    if match is None:
-        raise _not_a_size(text)
-    is_decimal = not match["infix"] and cleaned.lower().endswith("b") and match["prefix"]
-    factors = _DECIMAL if is_decimal else _BINARY
-    return _positive(int(float(match["number"]) * factors[match["prefix"].lower()]), text)
+    if text.strip().endswith("%"):
+        return _positive(_share(text.strip(), free_bytes), text)
+    return _positive(_size(text), text)
 
 
 def _share(text: str, free_bytes: int | None) -> int:
@@ -50,6 +61,13 @@ def _share(text: str, free_bytes: int | None) -> int:
     if free_bytes is None or not 0 < share <= 1:
         raise _not_a_size(text)
     return int(share * free_bytes)
+
+
+def _size(text: str) -> int:
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise _not_a_size(text)
+    return int(float(match["number"]) * _FACTORS[match["unit"].lower()])
 
 
 def _positive(number: int, text: str | float) -> int:
@@ -75,12 +93,18 @@ def format_bytes(count: int | None) -> str:
     """
     if count is None:
         return "unknown"
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(size) < _KIB or unit == "GiB":
-            return f"{size:.0f} {unit}" if unit in {"B", "KiB"} else f"{size:.1f} {unit}"
-        size /= _KIB
-    return f"{size:.1f} GiB"
+    factor, unit = unit_for(count)
+    digits = 1 if factor >= _TENTHS_FROM else 0
+    return f"{count / factor:.{digits}f} {unit}"
+
+
+def unit_for(count: float) -> tuple[int, str]:
+    """Return the unit in which so many bytes read best: its bytes, and its name.
+
+    >>> unit_for(3 * 2**20)
+    (1048576, 'MiB')
+    """
+    return next((unit for unit in _SHOWN if abs(count) >= unit[0]), (1, "B"))
 
 
 def parse_duration(text: str | float) -> float:
@@ -92,22 +116,21 @@ def parse_duration(text: str | float) -> float:
     >>> parse_duration("1h30m")
     5400.0
     """
-    if isinstance(text, int | float):
-        seconds = float(text)
-    else:
-        cleaned = text.strip()
-        parts = _DURATION.findall(cleaned)
-        if re.fullmatch(r"\d+(\.\d+)?", cleaned):
-            seconds = float(cleaned)
-        elif parts and not _DURATION.sub("", cleaned).strip():
-            seconds = sum(float(number) * _SECONDS[unit.lower()] for number, unit in parts)
-        else:
-            seconds = 0.0
+    seconds = float(text) if isinstance(text, int | float) else _seconds(text.strip())
     if not 0 < seconds < float("inf"):
         raise OptionInvalid(
             f"{text!r} is not a duration", hint='write seconds, "90s", "5min" or "1h30m"'
         )
     return seconds
+
+
+def _seconds(text: str) -> float:
+    """Return what a text means in seconds; 0 where that is nothing."""
+    if re.fullmatch(_NUMBER, text):
+        return float(text)
+    if _DURATION.sub("", text).strip():
+        return 0.0
+    return sum(float(number) * _SECONDS[unit.lower()] for number, unit in _DURATION.findall(text))
 
 
 def format_duration(seconds: float) -> str:

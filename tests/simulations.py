@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from autotune.candidates import build_space, resolve_baseline
+from autotune.baseline import resolve_baseline
+from autotune.candidates import build_space
 from autotune.facts import LOADER_SETTINGS, DeviceFacts, WorkloadFacts
 from autotune.outcome import Outcome, Purpose, Trial
 from autotune.search.budget import Budget

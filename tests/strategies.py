@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from autotune.facts import DeviceFacts, WorkloadFacts
 from autotune.outcome import (
     Crashed,
-    Estimate,
     Invalid,
     Launch,
     Measured,

@@ -1,4 +1,4 @@
-"""What is tried: the baseline that is resolved, and the values of each knob."""
+"""What is tried: the values of each knob, and why others are not tuned."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulations import BLOCKS, cuda, device, workload
 
-from autotune.candidates import build_space, resolve_baseline
+from autotune.baseline import resolve_baseline
+from autotune.candidates import batch_sizes, build_space
 from autotune.errors import OptionInvalid
 from autotune.facts import DeviceFacts, WorkloadFacts
-from autotune.space import Config, SearchSpace
+from autotune.space import SearchSpace
 
 
 def space_of(
@@ -26,73 +27,6 @@ def space_of(
     facts, on = facts or workload(), on or device()
     baseline, kept = resolve_baseline(facts, on, given=own, global_batch=global_batch)
     return build_space(facts, on, baseline=baseline, global_batch=kept, space=narrowed)
-
-
-@pytest.mark.parametrize(
-    ("own", "stated", "length", "global_batch", "expected"),
-    [
-        ({"batch_size": 24}, 16, 1000, None, (24, 1, 24)),
-        (None, 16, 1000, None, (16, 1, 16)),
-        (None, None, 1000, None, (32, 1, None)),
-        (None, None, 20, None, (16, 1, None)),
-        (None, None, None, "free", (32, 1, None)),
-        (None, 16, 1000, "free", (16, 1, None)),
-        (None, 32, 1000, 48, (24, 2, 48)),
-        (None, None, 1000, 100, (25, 4, 100)),
-        ({"accumulation_steps": 4}, None, 1000, 64, (16, 4, 64)),
-        (None, 64, 20, None, (20, 1, 20)),
-    ],
-)
-def test_the_batch_size_is_the_first_that_exists(
-    own: dict[str, int] | None,
-    stated: int | None,
-    length: int | None,
-    global_batch: Any,
-    expected: tuple[int, int, int | None],
-) -> None:
-    """Given, stated, then a power of two up to 32; a global batch takes a divisor of it."""
-    facts = workload(stated_batch_size=stated, dataset_length=length)
-
-    config, kept = resolve_baseline(facts, device(), given=own, global_batch=global_batch)
-
-    assert (config.batch_size, config.accumulation_steps, kept) == expected
-
-
-def test_what_is_left_open_is_the_default_of_pytorch() -> None:
-    """Eager fp32, no workers; two batches ahead where workers were asked for."""
-    bare, _ = resolve_baseline(workload(), device(), given=None, global_batch=None)
-    fed, _ = resolve_baseline(workload(), device(), given={"num_workers": "2"}, global_batch=None)
-
-    assert bare == Config(batch_size=32)
-    assert fed == Config(batch_size=32, num_workers=2, prefetch_factor=2)
-
-
-@pytest.mark.parametrize(
-    ("own", "global_batch"),
-    [
-        ({"batch_size": 24}, 64),
-        ({"batch_size": 16, "accumulation_steps": 2}, 64),
-        ({"batch_size": 64}, 32),
-        ({"amp": "fp16"}, None),
-        ({"checkpointing": "full"}, None),
-        ({"batch": 16}, None),
-        (None, "huge"),
-        (None, 0),
-    ],
-)
-def test_contradictions_are_refused(own: dict[str, Any] | None, global_batch: Any) -> None:
-    """A baseline that contradicts the global batch, the device or the knobs is an error."""
-    with pytest.raises(OptionInvalid):
-        resolve_baseline(workload(), device(), given=own, global_batch=global_batch)
-
-
-def test_ranks_share_the_global_batch() -> None:
-    """Batch size × accumulation × ranks is the global batch."""
-    config, kept = resolve_baseline(workload(), device(), given=None, global_batch=96, world_size=2)
-
-    assert (config.batch_size, config.accumulation_steps, kept) == (24, 2, 96)
-    with pytest.raises(OptionInvalid, match="multiple of the number of ranks"):
-        resolve_baseline(workload(), device(), given=None, global_batch=97, world_size=2)
 
 
 def test_a_cpu_is_tuned_in_batch_precision_workers_and_threads() -> None:
@@ -220,3 +154,22 @@ def test_every_candidate_keeps_the_global_batch(
     assert (baseline.batch_size, baseline.accumulation_steps) in space.splits()
     assert kept is None or all(size * steps == kept for size, steps in space.splits())
     assert length is None or all(size <= length for size, _ in space.splits())
+
+
+@given(target=st.integers(1, 2000), most=st.none() | st.integers(1, 2000))
+def test_sizes_of_a_fixed_global_batch_are_its_divisors(target: int, most: int | None) -> None:
+    """All of them, within the data set."""
+    found = batch_sizes(global_batch=target, effective_batch=1, most=most)
+
+    expected = [n for n in range(1, target + 1) if target % n == 0 and (most is None or n <= most)]
+    assert found == expected
+
+
+@given(effective=st.integers(1, 600), most=st.integers(1, 3000))
+def test_sizes_of_a_free_global_batch_reach_to_the_data_set(effective: int, most: int) -> None:
+    """Ascending, within the data set, and the data set itself among them."""
+    found = batch_sizes(global_batch=None, effective_batch=effective, most=most)
+
+    assert found == sorted(set(found))
+    assert found[-1] <= most
+    assert most in found or most < effective

@@ -39,13 +39,14 @@ def test_the_fastest_comes_first() -> None:
 
 
 def test_equals_are_ordered_by_what_they_need() -> None:
-    """Within 1 % the fewest workers, full precision, the smaller batch."""
+    """Within 1 % the fewest workers, full precision, nothing recomputed, the smaller batch."""
     bf16 = replace(BASE, amp="bf16")
 
     found = order(standing(FED, 0.0), standing(bf16, 0.008), standing(BASE, 0.009))
 
     assert found == [BASE, bf16, FED]
-    assert needs(SMALL) < needs(BASE) < needs(bf16) < needs(FED)
+    full = replace(SMALL, checkpointing="full")
+    assert needs(SMALL) < needs(BASE) < needs(full) < needs(bf16) < needs(FED)
 
 
 def test_one_that_did_not_finish_is_no_choice() -> None:

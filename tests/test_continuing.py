@@ -99,7 +99,7 @@ def killed_and_continued(folder: Path, dies_at: int, **setting: Any) -> tuple[Ru
     return killed, second, decision
 
 
-@pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [15, pytest.param(1, marks=pytest.mark.slow)])
 def test_wherever_a_search_is_killed_one_launch_is_lost_at_most(
     tmp_path: Path, stride: int
 ) -> None:
@@ -143,7 +143,7 @@ def test_a_search_that_ended_is_run_again_for_nothing(tmp_path: Path) -> None:
     assert again.launched == []
 
 
-@pytest.mark.parametrize("scheme", ["sqlite", "journal"])
+@pytest.mark.parametrize("scheme", ["journal", pytest.param("sqlite", marks=pytest.mark.slow)])
 def test_a_storage_of_ones_own_holds_each_trial_once(tmp_path: Path, scheme: str) -> None:
     """Also where the journal gives all launches again; and its best trial is the answer."""
     setting = small(storage=f"{scheme}:///{tmp_path / 'study'}", time_seconds=200.0)

@@ -11,7 +11,7 @@ from autotune.outcome import Request
 
 def noted(**setting: Any) -> tuple[str, list[Request], Simulation]:
     """Return the line, the launches that it took, and the search."""
-    simulation = Simulation(**setting)
+    simulation = Simulation(has_studies=False, **setting)
     decision = simulation.run()
     notes = [note for note in decision.notes if "global batch of" in note]
     assert len(notes) <= 1

@@ -78,7 +78,7 @@ def test_it_says_how_much_at_most(
 )
 def test_what_is_expected_is_about_what_comes(setting: dict[str, Any]) -> None:
     """Within a factor of two, where time does not limit the search."""
-    simulation = Simulation(time_seconds=900, **setting)
+    simulation = Simulation(has_studies=False, time_seconds=900, **setting)
     expected = expected_launches(simulation.task)
 
     simulation.run()

@@ -5,7 +5,7 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from simulations import Simulation, cuda
+from simulations import BLOCKS, Simulation, cuda, workload
 
 from autotune.search.proposals import box_around, neighbours, snapped, with_value
 from autotune.space import Config
@@ -43,6 +43,17 @@ def test_there_is_nothing_to_prefetch_without_workers() -> None:
     assert {c.prefetch_factor for c in neighbours(SPACE, LEADER)} >= {2, 4}
 
 
+def test_checkpointing_is_a_knob_of_its_own() -> None:
+    """A neighbour away where the space has it, kept where it is proposed, and else left off."""
+    blocks = Simulation(workload=workload(blocks=BLOCKS)).task.space
+    full = replace(LEADER, checkpointing="full")
+
+    assert full in list(neighbours(blocks, LEADER))
+    assert full not in list(neighbours(SPACE, LEADER))
+    assert snapped({"checkpointing": "full"}, blocks, leader=LEADER) == full
+    assert snapped({"checkpointing": "full"}, SPACE, leader=LEADER) == LEADER
+
+
 def test_a_value_brings_what_follows_from_it() -> None:
     """A batch size brings its accumulation, workers their settings."""
     assert with_value(SPACE, LEADER, knob="batch_size", value=16).accumulation_steps == 2
@@ -57,6 +68,7 @@ def test_a_value_brings_what_follows_from_it() -> None:
             "prefetch_factor": st.none() | st.integers(1, 9),
             "threads": st.none(),
             "amp": st.sampled_from(["off", "bf16", "fp16"]),
+            "checkpointing": st.sampled_from(["off", "full"]),
             "pin_memory": st.booleans(),
         }
     )

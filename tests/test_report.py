@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from strategies import sample_summary, summaries
 
-from autotune.outcome import Crashed, OutOfMemory, Verdict
+from autotune.outcome import Crashed, OutOfMemory
+from autotune.verdict import Verdict
 from autotune.output.report import render_reports
 from autotune.output.view import view_of
 from autotune.space import Config

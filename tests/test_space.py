@@ -12,9 +12,11 @@ from autotune.errors import OptionInvalid
 from autotune.space import (
     Config,
     SearchSpace,
-    batch_sizes,
+    divisors,
+    knob_value,
     largest_power_of_two,
     parse_value,
+    powers_of_two,
 )
 
 
@@ -99,25 +101,6 @@ def test_what_is_no_switch_and_no_knob_is_refused(knob: str, value: object) -> N
         parse_value(knob, value)
 
 
-@given(target=st.integers(1, 2000), most=st.none() | st.integers(1, 2000))
-def test_sizes_of_a_fixed_global_batch_are_its_divisors(target: int, most: int | None) -> None:
-    """All of them, within the data set."""
-    found = batch_sizes(global_batch=target, effective_batch=1, most=most)
-
-    expected = [n for n in range(1, target + 1) if target % n == 0 and (most is None or n <= most)]
-    assert found == expected
-
-
-@given(effective=st.integers(1, 600), most=st.integers(1, 3000))
-def test_sizes_of_a_free_global_batch_reach_to_the_data_set(effective: int, most: int) -> None:
-    """Ascending, within the data set, and the data set itself among them."""
-    found = batch_sizes(global_batch=None, effective_batch=effective, most=most)
-
-    assert found == sorted(set(found))
-    assert found[-1] <= most
-    assert most in found or most < effective
-
-
 def test_a_free_batch_accumulates_only_up_to_the_baselines() -> None:
     """Smaller sizes are accumulated to its effective batch, larger ones are not."""
     space = SearchSpace(
@@ -181,3 +164,31 @@ def test_the_largest_power_of_two_is_at_most_that(most: int) -> None:
     power = largest_power_of_two(most)
 
     assert power <= most < 2 * power
+
+
+@given(most=st.integers(1, 10**6))
+def test_powers_of_two_double_up_to_the_largest(most: int) -> None:
+    """From 1 on, each twice the one before."""
+    powers = powers_of_two(most)
+
+    assert powers[0] == 1
+    assert powers[-1] == largest_power_of_two(most)
+    assert powers[1:] == [2 * power for power in powers[:-1]]
+
+
+@given(whole=st.integers(1, 2000))
+def test_divisors_come_in_pairs(whole: int) -> None:
+    """The smallest times the largest is the whole, and so on inwards."""
+    found = divisors(whole)
+
+    assert found[0] == 1
+    assert [whole // size for size in reversed(found)] == found
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(True, "on"), (False, "off"), (None, "default"), (1, "1"), (0, "0"), ("bf16", "bf16")],
+)
+def test_a_value_is_said_as_it_is_given(value: bool | int | str | None, expected: str) -> None:
+    """Numbers are no switches, and what is not set is the default."""
+    assert knob_value(value) == expected

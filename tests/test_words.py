@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from strategies import ANSWER, BASELINE, configs, sample_summary, summaries
 
-from autotune.outcome import Estimate, Measurement, OutOfMemory
+from autotune.outcome import Measurement, OutOfMemory
+from autotune.verdict import Estimate
 from autotune.output import words
 from autotune.space import Config
 from autotune.summary import Summary

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import assert_never
 
 from autotune.outcome import Trial
-from autotune.space import Config, Value, knob_names
+from autotune.space import Config, knob_names, knob_value
 from autotune.summary import Summary
 from autotune.units import format_bytes, format_duration
 
@@ -182,15 +182,6 @@ def changes(before: Config, after: Config) -> tuple[tuple[str, str, str], ...]:
         for knob in knob_names()
         if old[knob] != new[knob]
     )
-
-
-def knob_value(value: Value) -> str:
-    """Return a knob's value as a reader says it."""
-    if value is None:
-        return "default"
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return str(value)
 
 
 def fits(trial: Trial) -> bool:

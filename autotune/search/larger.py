@@ -42,23 +42,27 @@ def larger_batch_note(explorer: Explorer, answer: Config) -> str | None:
     """
     kept = explorer.launcher.task.space.global_batch
     own = explorer.speeds.of(answer)
-    if kept is None or math.isinf(own):
+    gains = {} if kept is None or math.isinf(own) else _gains(explorer, answer, seconds=own)
+    if kept is None or not gains:
         return None
-    now = explorer.loading.predicted(own, answer.num_workers)
-    gains: dict[int, float] = {}
-    for factor in FACTORS:
-        known = (_seconds(explorer, config) for config in _larger(answer, factor))
-        seconds = next((found for found in known if found is not None), None)
-        if seconds is not None:
-            gains[factor] = now / explorer.loading.predicted(seconds, answer.num_workers)
-    if not gains:
-        return None
-    best = max(gains.values())
-    factor = min(factor for factor, gain in gains.items() if gain * WORTH >= best)
+    enough = max(gains.values()) / WORTH
+    factor = min(factor for factor, gain in gains.items() if gain >= enough)
     return (
         f"a global batch of {kept * factor} would give about {gains[factor]:.2f} times the "
         "samples/s (not tried end to end; it changes the effective batch)"
     )
+
+
+def _gains(explorer: Explorer, answer: Config, *, seconds: float) -> dict[int, float]:
+    """Return factor → how many times as fast it would be than the answer, which takes `seconds`."""
+    now = explorer.loading.predicted(seconds, answer.num_workers)
+    found: dict[int, float] = {}
+    for factor in FACTORS:
+        tried = (_seconds(explorer, config) for config in _larger(answer, factor))
+        known = next((one for one in tried if one is not None), None)
+        if known is not None:
+            found[factor] = now / explorer.loading.predicted(known, answer.num_workers)
+    return found
 
 
 def _larger(answer: Config, factor: int) -> Iterator[Config]:

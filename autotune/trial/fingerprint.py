@@ -2,10 +2,12 @@
 
 import hashlib
 import inspect
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from autotune.facts import UNKNOWN
@@ -21,16 +23,32 @@ def fingerprint(workload: Workload, model: nn.Module, batch: Any, loader: object
         for name, item in (*model.named_parameters(), *model.named_buffers())
     ]
     modules = [f"{type(module).__qualname__}({module.extra_repr()})" for module in model.modules()]
-    tensors = [(str(item.dtype), tuple(item.shape[1:])) for item in tensors_in(batch)]
+    modules = [_ADDRESS.sub("", text) for text in modules]
     dataset = getattr(loader, "dataset", None)
     kind = type(dataset if isinstance(loader, DataLoader) else loader).__qualname__
     return {
         "source": _source_hash(workload, model),
         "tensors": _hash(parts),
         "modules": _hash(modules),
-        "batch": _hash((type(batch).__name__, tensors)),
+        "batch": _hash(_form(batch)),
         "dataset": f"{kind}[{dataset_length(loader)}]",
     }
+
+
+_ADDRESS = re.compile(r"0x[0-9a-f]+")
+"""In the text of a function; it is another one in each process."""
+
+
+def _form(batch: Any) -> object:
+    """Return the tree of a batch, with types and trailing shapes of its tensors."""
+    if isinstance(batch, Tensor):
+        return str(batch.dtype), tuple(batch.shape[1:])
+    name = type(batch).__qualname__
+    if isinstance(batch, Mapping):
+        return name, [(str(key), _form(part)) for key, part in batch.items()]
+    if isinstance(batch, list | tuple):
+        return name, [_form(part) for part in batch]
+    return name, [_form(tensor) for tensor in tensors_in(batch)]
 
 
 def dataset_length(loader: object) -> int | None:

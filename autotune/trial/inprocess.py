@@ -3,6 +3,7 @@
 A crash takes the caller along and a hang is not ended: `isolate` is better where it works.
 """
 
+import multiprocessing
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -15,7 +16,7 @@ from autotune.device.base import find_device
 from autotune.facts import Survey
 from autotune.outcome import Report, Request
 from autotune.step.restore import borrowed
-from autotune.trial.launch import attempt
+from autotune.trial.launch import attempt, reading
 from autotune.trial.survey import survey
 from autotune.workload import Workload
 
@@ -47,7 +48,7 @@ class InProcess:
         Raises:
             AutotuneError: If the workload cannot be tuned as it is.
         """
-        with _lent(self._workload) as workload:
+        with _lent(self._workload) as workload, reading():
             return survey(workload, self._device, scan_seconds=scan_seconds)
 
     def __call__(self, request: Request) -> Report:
@@ -69,6 +70,8 @@ def _lent(workload: Workload) -> Iterator[Workload]:
     """
     with ExitStack() as loans:
         loans.enter_context(borrowed(workload.live_model))
+        method = multiprocessing.get_start_method(allow_none=True)  # workers settle on one
+        loans.callback(multiprocessing.set_start_method, method, force=True)
 
         def lend(function: Callable[..., Any] | None) -> Callable[..., Any] | None:
             return function and _remembering(function, loans)

@@ -16,6 +16,11 @@ from typing import Any
 import psutil
 import pytest
 
+from autotune import version
+
+OUR_FOLDER = f"{Path(version.__file__).parent}{os.sep}"
+"""Where the frames of our own code are, which no user wants to see."""
+
 FILES = ("config.json", "report.html", "report.md", "study.db", "train.py", "trials.jsonl")
 """What a run leaves behind."""
 

@@ -157,7 +157,7 @@ ENDS: Mapping[str, Mapping[str, Any]] = {
     "success": {"trials": 9},
     "out_of_memory": {"memory": 2000},
     "crash": {"trials": 9, "global_batch": "free"},
-    "time_out": {"trials": 8, "global_batch": "free", "time_budget": "40s"},
+    "time_out": {"trials": 8, "global_batch": "free", "time_budget": "30s"},
     "interrupt": {"trials": 30, "global_batch": "free"},
 }
 """How a run ends → arguments of `fit` that lead there."""
@@ -224,7 +224,7 @@ def test_the_comparison_sees_what_changes(make_job: Callable[[str], Job]) -> Non
         "buffer trunk.1.running_mean": lambda: _add_one(job.model.trunk[1].running_mean),
         "gradient head.weight": lambda: _add_one(job.model.head.weight.grad),
         "modes": job.model.trunk.train,
-        "requires_grad": lambda: job.model.frozen.requires_grad_(),
+        "requires_grad": job.model.frozen.requires_grad_,
         "hooks": lambda: job.model.trunk.register_forward_hook(lambda *_: None),
         "optimizer": job.optimizer.step,
         "random numbers": lambda: torch.rand(1),
