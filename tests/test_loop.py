@@ -381,3 +381,16 @@ def test_traceback_shows_the_loop(loader_fn: Callable[..., Any]) -> None:
         loop_of(live()).train(model_of_seed(), loader_fn, loss_fn=lambda *_: 1 / 0)
 
     assert any(str(entry.path).endswith("train.py") for entry in caught.traceback)
+
+
+def test_checkpointing_is_written_as_it_was_tuned(tmp_path: Path) -> None:
+    """The blocks that were measured are named, and recomputed while the loop trains."""
+    summary = sample_summary()
+    config = replace(summary.config, checkpointing="full")
+    facts = replace(summary.workload, blocks=("layers.0", "layers.1"))
+    source = render_loop(replace(summary, config=config, workload=facts), out_folder=tmp_path)
+
+    assert 'BLOCKS = [\n    "layers.0",\n    "layers.1",\n]' in source
+    assert "with checkpointed(model, BLOCKS):" in source
+    assert "class _Checkpointed" in source
+    assert "checkpointed(" not in render_loop(summary, out_folder=tmp_path)

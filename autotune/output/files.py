@@ -6,12 +6,13 @@ somebody has edited the file since.
 """
 
 import hashlib
+import itertools
 import json
 import os
 import re
 import sqlite3
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -134,13 +135,13 @@ class OutFolder:
         Raises:
             OutFolderUnusable: If one of them could not be renamed.
         """
-        records = [TRIALS] if is_continued else RECORDS
-        kept = [name for name in records if _is_filled(self.file(name))]
-        kept += [name for name in _COMMENTS if is_edited(self.file(name))]
-        number = 1
-        while any(_numbered(self.file(name), number).exists() for name in kept):
-            number += 1
-        return tuple(_set_aside(self.file(name), number) for name in kept)
+        records = (TRIALS,) if is_continued else RECORDS
+        kept = [
+            *filter(_is_filled, map(self.file, records)),
+            *filter(is_edited, map(self.file, _COMMENTS)),
+        ]
+        number = _free_number(kept)
+        return tuple(_set_aside(path, number) for path in kept)
 
 
 def is_ours(path: Path) -> bool:
@@ -216,13 +217,16 @@ def _make(path: Path) -> None:
         with tempfile.TemporaryFile(dir=path):
             pass
     except (FileExistsError, NotADirectoryError) as error:
-        in_the_way = next((part for part in (path, *path.parents) if part.is_file()), path)
         raise OutFolderUnusable(
-            f"{path} cannot be a folder: {in_the_way} is a file",
+            f"{path} cannot be a folder: {_file_in_the_way(path)} is a file",
             hint="name another folder with --out (in Python: out=...)",
         ) from error
     except OSError as error:
         raise _unwritable(path, error) from error
+
+
+def _file_in_the_way(path: Path) -> Path:
+    return next((part for part in (path, *path.parents) if part.is_file()), path)
 
 
 def _unwritable(path: Path, error: OSError) -> OutFolderUnusable:
@@ -253,10 +257,14 @@ def _is_study(path: Path) -> bool:
 def _is_our_text(name: str, text: str) -> bool:
     if name in _COMMENTS:
         return _SIGNATURE.search(text) is not None
-    key = "autotune_version" if name == CONFIG else "schema_version"
-    first = text if name == CONFIG else text.partition("\n")[0]
+    if name == CONFIG:
+        return _is_json_with("autotune_version", text)
+    return _is_json_with("schema_version", text.partition("\n")[0])
+
+
+def _is_json_with(key: str, text: str) -> bool:
     try:
-        document = json.loads(first)
+        document = json.loads(text)
     except json.JSONDecodeError:
         return False
     return isinstance(document, dict) and key in document
@@ -268,6 +276,15 @@ def _without_signature(text: str) -> str:
 
 def _checksum(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:12]
+
+
+def _free_number(paths: Sequence[Path]) -> int:
+    """Return the smallest number under which none of the files is kept already."""
+    return next(
+        number
+        for number in itertools.count(1)
+        if not any(_numbered(path, number).exists() for path in paths)
+    )
 
 
 def _numbered(path: Path, number: int) -> Path:

@@ -14,7 +14,7 @@ from autotune.output.words import headline, memory_words, rate_words, speed_word
 from autotune.space import Config
 from autotune.summary import Summary
 
-EMITTED = ("batch", "loss", "precision", "window")
+EMITTED = ("batch", "loss", "precision", "window", "checkpointing")
 """The modules of `autotune.step` whose text the loop is made of, in the order it takes."""
 
 _FUNCTIONS = ("loss_fn", "optimizer_fn", "batch_size_fn")
@@ -31,6 +31,7 @@ def render_loop(summary: Summary, *, out_folder: str | Path) -> str:
     """
     facts = summary.workload
     functions = (*_FUNCTIONS, "eval_loader_fn") if facts.has_evaluation else _FUNCTIONS
+    passed = ["epochs", "max_steps", "seed", *["eval_loader_fn"] * facts.has_evaluation]
     view = {
         "docstring": _docstring(summary, out_folder=Path(out_folder)),
         "config_lines": _config_lines(summary.config),
@@ -38,6 +39,9 @@ def render_loop(summary: Summary, *, out_folder: str | Path) -> str:
         "sets_threads": summary.config.threads is not None,
         "is_cuda": summary.device.kind == "cuda",
         "has_evaluation": facts.has_evaluation,
+        "is_checkpointed": summary.config.checkpointing != "off",
+        "block_names": [_literal(name) for name in facts.blocks],
+        "run_arguments": ", ".join(passed),
         "device": _literal(summary.device.kind),
         "function_names": ", ".join(f'"{name}"' for name in functions),
     }

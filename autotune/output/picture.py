@@ -5,7 +5,7 @@ serves both modes. Each point carries its configuration as a title, which shows 
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from io import StringIO
@@ -15,9 +15,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from autotune.outcome import Skipped, Trial
-from autotune.output.points import Point, frontier, points_of, ruled_out
+from autotune.output.points import Point, Role, frontier, points_of, ruled_out
 from autotune.summary import Summary
-from autotune.units import format_bytes
+from autotune.units import format_bytes, unit_for
 
 LIMIT_IN_SIGHT = 3.0
 """A limit further away than this many times the largest peak would squeeze all points together, so
@@ -46,7 +46,13 @@ _CLEANING = (
 )
 """What an element of a page does not need of matplotlib's file, and what replaces it."""
 
-_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
+_MARKERS: Mapping[Role, tuple[str, int]] = {
+    "answer": ("*", 15),
+    "baseline": ("D", 8),
+    "other": ("o", 6),
+}
+"""Shape and size of a point, by its role."""
+
 _ALMOST_RIGHT = 0.6
 """Share of the width from which a label is written to the left of its point."""
 
@@ -90,11 +96,18 @@ class _Frame:
 
 def _frame_of(summary: Summary, points: Sequence[Point], *, has_refused: bool) -> _Frame:
     largest = max(point.peak_bytes for point in points)
-    in_sight = summary.limit_bytes <= LIMIT_IN_SIGHT * largest
-    beyond = max(largest, summary.limit_bytes) if in_sight else largest
-    right = beyond * (1.06 if in_sight and not has_refused else 1.15)
-    factor, unit = next(item for item in _UNITS if right >= item[0])
-    return _Frame(right=right / factor, factor=factor, unit=unit, is_limit_in_sight=in_sight)
+    is_limit_in_sight = summary.limit_bytes <= LIMIT_IN_SIGHT * largest
+    margin = 1.15
+    if is_limit_in_sight:
+        largest = max(largest, summary.limit_bytes)
+        margin = 1.15 if has_refused else 1.06
+    factor, unit = unit_for(largest * margin)
+    return _Frame(
+        right=largest * margin / factor,
+        factor=factor,
+        unit=unit,
+        is_limit_in_sight=is_limit_in_sight,
+    )
 
 
 def _fill(axes: Axes, summary: Summary, points: Sequence[Point]) -> list[str]:
@@ -108,9 +121,7 @@ def _fill(axes: Axes, summary: Summary, points: Sequence[Point]) -> list[str]:
     for number, point in enumerate(points):
         _draw_point(axes, point, x=point.peak_bytes / frame.factor, gid=f"point-{number}")
     for number, trial in enumerate(refused, start=len(points)):
-        x = min((trial.predicted_peak_bytes or 0) / frame.factor, frame.right * 0.985)
-        colour = _STAND_INS["bad"]
-        axes.plot([x], [0], "x", color=colour, gid=f"point-{number}", clip_on=False, zorder=3)
+        _draw_refused(axes, trial, frame, gid=f"point-{number}")
     return [point.title for point in points] + [_refusal(trial) for trial in refused]
 
 
@@ -158,19 +169,22 @@ def _draw_limit(axes: Axes, limit_bytes: int, frame: _Frame) -> None:
 
 def _draw_point(axes: Axes, point: Point, *, x: float, gid: str) -> None:
     colour = _STAND_INS[point.config.amp]
-    marker, size = {"answer": ("*", 15), "baseline": ("D", 8), "other": ("o", 6)}[point.role]
+    marker, size = _MARKERS[point.role]
     axes.plot(
         [x],
         [point.samples_per_second],
         marker,
         markersize=size,
-        markeredgecolor=_STAND_INS["ink"] if point.role != "other" else colour,
+        markeredgecolor=_STAND_INS["ink"] if point.is_named else colour,
         markerfacecolor=colour if point.is_end_to_end else _STAND_INS["paper"],
         gid=gid,
-        zorder=2 if point.role == "other" else 4,
+        zorder=4 if point.is_named else 2,
     )
-    if point.role == "other":
-        return
+    if point.is_named:
+        _draw_name(axes, point, x=x)
+
+
+def _draw_name(axes: Axes, point: Point, *, x: float) -> None:
     is_right = x > axes.get_xlim()[1] * _ALMOST_RIGHT
     axes.annotate(
         point.role,
@@ -182,6 +196,12 @@ def _draw_point(axes: Axes, point: Point, *, x: float, gid: str) -> None:
         fontweight="bold",
         zorder=5,
     )
+
+
+def _draw_refused(axes: Axes, trial: Trial, frame: _Frame, *, gid: str) -> None:
+    """Draw a trial that did not run at its predicted peak, without a throughput."""
+    x = min((trial.predicted_peak_bytes or 0) / frame.factor, frame.right * 0.985)
+    axes.plot([x], [0], "x", color=_STAND_INS["bad"], gid=gid, clip_on=False, zorder=3)
 
 
 def _for_page(svg: str, *, titles: Sequence[str], name: str) -> str:

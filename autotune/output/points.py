@@ -32,10 +32,15 @@ class Point:
     role: Role = "other"
 
     @property
+    def is_named(self) -> bool:
+        """Whether it is the answer or the baseline."""
+        return self.role != "other"
+
+    @property
     def title(self) -> str:
         """What hovering shows."""
         ending = "end to end" if self.is_end_to_end else "on batches in hand"
-        name = "" if self.role == "other" else f"{self.role}: "
+        name = f"{self.role}: " if self.is_named else ""
         return (
             f"{name}{self.config.describe()}\n{rate(self.samples_per_second)} samples/s {ending}, "
             f"peak {format_bytes(self.peak_bytes)}"
@@ -75,10 +80,9 @@ def ruled_out(trials: Iterable[Trial]) -> tuple[Trial, ...]:
 def _of_trials(trials: Sequence[Trial]) -> Iterator[Point]:
     """Yield a point for each trial that was timed, those end to end last."""
     peaks = _peaks(trials)
-    for trial in sorted(trials, key=_is_end_to_end):
-        speed = trial.measured.samples_per_second if trial.measured else None
-        peak = peaks.get(_memory_knobs(trial.config))
-        if speed is not None and peak is not None and trial.study in {"compute", "e2e"}:
+    for trial in sorted(filter(_is_timed, trials), key=_is_end_to_end):
+        speed, peak = trial.samples_per_second, peaks.get(_memory_knobs(trial.config))
+        if speed is not None and peak is not None:
             yield Point(
                 config=trial.config,
                 samples_per_second=speed,
@@ -90,14 +94,18 @@ def _of_trials(trials: Sequence[Trial]) -> Iterator[Point]:
 def _peaks(trials: Iterable[Trial]) -> dict[tuple[int, int, str], int]:
     peaks: dict[tuple[int, int, str], int] = {}
     for trial in trials:
-        if trial.measured and trial.measured.peak_bytes:
+        if trial.peak_bytes:
             key = _memory_knobs(trial.config)
-            peaks[key] = max(peaks.get(key, 0), trial.measured.peak_bytes)
+            peaks[key] = max(peaks.get(key, 0), trial.peak_bytes)
     return peaks
 
 
 def _memory_knobs(config: Config) -> tuple[int, int, str]:
     return config.batch_size, config.accumulation_steps, config.amp
+
+
+def _is_timed(trial: Trial) -> bool:
+    return trial.study in {"compute", "e2e"}
 
 
 def _is_end_to_end(trial: Trial) -> bool:

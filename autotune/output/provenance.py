@@ -1,5 +1,6 @@
 """How the figures of a run were got: method, machine, versions."""
 
+from autotune.outcome import Measurement
 from autotune.output import words
 from autotune.summary import Summary
 from autotune.units import format_bytes, format_duration
@@ -7,29 +8,20 @@ from autotune.units import format_bytes, format_duration
 
 def how_measured(summary: Summary) -> tuple[tuple[str, str], ...]:
     """Return figure → how it was got, in words."""
-    estimate, measured = summary.speedup, summary.measured
-    pairs = "no pairs of launches were run"
-    if estimate is not None:
-        pairs = (
-            f"{words.count(estimate.pairs, 'pair')} of launches, one of "
-            f"{summary.reference.describe()} and one of its rival in each, in random order on the "
-            f"same samples; the mean ratio with its 95 % interval, "
-            f"{estimate.low:.3f} to {estimate.high:.3f}"
-        )
-    rows = [
-        ("speed-up", pairs),
-        ("samples per second", "real samples end to end, the wait for the loader included"),
-        ("peak memory", _peak_words(summary)),
-        ("launches of the answer", str(measured.launches) if measured else "none"),
-        ("cost", words.cost_words(summary)),
-        ("budget", format_duration(summary.time_budget_seconds)),
-        ("goal", summary.goal),
-        ("samples per optimizer step", _batch_words(summary)),
-        ("seed", str(summary.seed)),
-    ]
-    if measured is not None and measured.data_wait_share is not None:
-        rows.insert(4, ("wait for data", f"{measured.data_wait_share:.1%} of the answer's time"))
-    return tuple(rows)
+    measured = summary.measured
+    rows = {
+        "speed-up": _pairs_words(summary),
+        "samples per second": "real samples end to end, the wait for the loader included",
+        "peak memory": _peak_words(summary),
+        "launches of the answer": str(measured.launches) if measured else "none",
+        "wait for data": _wait_words(measured),
+        "cost": words.cost_words(summary),
+        "budget": format_duration(summary.time_budget_seconds),
+        "goal": summary.goal,
+        "samples per optimizer step": _batch_words(summary),
+        "seed": str(summary.seed),
+    }
+    return tuple((figure, how) for figure, how in rows.items() if how)
 
 
 def machine_facts(summary: Summary) -> tuple[tuple[str, str], ...]:
@@ -47,6 +39,25 @@ def machine_facts(summary: Summary) -> tuple[tuple[str, str], ...]:
     others = {key: str(value) for key, value in summary.machine.items()}
     versions = ", ".join(f"{name} {version}" for name, version in summary.versions.items())
     return tuple({**facts, **others, "versions": versions}.items())
+
+
+def _pairs_words(summary: Summary) -> str:
+    estimate = summary.speedup
+    if estimate is None:
+        return "no pairs of launches were run"
+    return (
+        f"{words.count(estimate.pairs, 'pair')} of launches, one of "
+        f"{summary.reference.describe()} and one of its rival in each, in random order on the "
+        f"same samples; the mean ratio with its 95 % interval, "
+        f"{estimate.low:.3f} to {estimate.high:.3f}"
+    )
+
+
+def _wait_words(measured: Measurement | None) -> str:
+    """Return how long the answer waited for data; empty where that is unknown."""
+    if measured is None or measured.data_wait_share is None:
+        return ""
+    return f"{measured.data_wait_share:.1%} of the answer's time"
 
 
 def _peak_words(summary: Summary) -> str:

@@ -1,9 +1,10 @@
 """What a report shows, as rows of words: the templates below only place them."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import sqrt
+from typing import TypeVar
 
 from autotune.outcome import Skipped, Trial
 from autotune.output import words
@@ -13,6 +14,8 @@ from autotune.space import PRECISIONS, Config
 from autotune.summary import Summary
 from autotune.units import format_bytes, format_duration
 from autotune.version import __version__
+
+_Figure = TypeVar("_Figure", int, float)
 
 WIDE_INCHES, NARROW_INCHES = 9.0, 5.0
 """Of the picture on a desk and on a phone; its text stays readable in both."""
@@ -156,27 +159,14 @@ def _literal(value: object) -> str:
 
 
 def _tiles(summary: Summary) -> tuple[Tile, ...]:
-    measured, estimate = summary.measured, summary.speedup
-    peak = measured.peak_bytes if measured else None
-    share = None if peak is None else peak / summary.limit_bytes
-    is_rival = summary.verdict == "keep" and estimate is not None
     return (
-        Tile(
-            label="best rival, times your speed" if is_rival else "times as fast",
-            value=f"{estimate.value:.2f}×" if estimate else "–",
-            detail=words.speed_words(summary),
-        ),
+        _speed_up_tile(summary),
         Tile(
             label="samples per second",
-            value=words.rate(measured.samples_per_second if measured else None),
-            detail=_rate_detail(summary),
+            value=words.rate(words.speed_of(summary)),
+            detail="; ".join(filter(None, (_spread_words(summary), _before_words(summary)))),
         ),
-        Tile(
-            label="peak memory",
-            value=format_bytes(peak),
-            detail=f"of {format_bytes(summary.limit_bytes)}" + (f" ({share:.0%})" if share else ""),
-            share=share,
-        ),
+        _memory_tile(summary),
         Tile(
             label="to find it",
             value=format_duration(summary.wall_seconds),
@@ -185,17 +175,39 @@ def _tiles(summary: Summary) -> tuple[Tile, ...]:
     )
 
 
-def _rate_detail(summary: Summary) -> str:
-    parts = []
+def _speed_up_tile(summary: Summary) -> Tile:
+    estimate = summary.speedup
+    is_rival = summary.verdict == "keep" and estimate is not None
+    return Tile(
+        label="best rival, times your speed" if is_rival else "times as fast",
+        value=f"{estimate.value:.2f}×" if estimate else "–",
+        detail=words.speed_words(summary),
+    )
+
+
+def _memory_tile(summary: Summary) -> Tile:
+    peak, limit = words.peak_of(summary), format_bytes(summary.limit_bytes)
+    share = None if peak is None else peak / summary.limit_bytes
+    return Tile(
+        label="peak memory",
+        value=format_bytes(peak),
+        detail=f"of {limit} ({share:.0%})" if share else f"of {limit}",
+        share=share,
+    )
+
+
+def _spread_words(summary: Summary) -> str:
     interval = summary.measured.samples_per_second_interval if summary.measured else None
-    if interval is not None:
-        parts.append(f"{words.rate(interval[0])} to {words.rate(interval[1])} over launches")
-    before = summary.baseline.measured
-    if summary.verdict != "keep" and before is not None:
-        parts.append(f"was {words.rate(before.samples_per_second)}")
-    if before is None:
-        parts.append(f"yours: {words.OUTCOMES[summary.baseline.outcome.name]}")
-    return "; ".join(parts)
+    if interval is None:
+        return ""
+    return f"{words.rate(interval[0])} to {words.rate(interval[1])} over launches"
+
+
+def _before_words(summary: Summary) -> str:
+    before = summary.baseline
+    if not words.fits(before):
+        return f"yours: {words.OUTCOMES[before.outcome.name]}"
+    return "" if summary.verdict == "keep" else f"was {words.rate(before.samples_per_second)}"
 
 
 def _new_batch(summary: Summary) -> str:
@@ -241,9 +253,8 @@ def _precisions(summary: Summary) -> tuple[str, ...]:
 def _foretold(summary: Summary) -> Iterator[tuple[Config, int, int]]:
     """Yield config, predicted and measured peak, where both are known."""
     for trial in summary.trials:
-        measured = trial.measured.peak_bytes if trial.measured else None
-        if measured and trial.predicted_peak_bytes is not None:
-            yield trial.config, trial.predicted_peak_bytes, measured
+        if trial.peak_bytes and trial.predicted_peak_bytes is not None:
+            yield trial.config, trial.predicted_peak_bytes, trial.peak_bytes
 
 
 def _peaks(summary: Summary) -> tuple[PeakRow, ...]:
@@ -277,11 +288,6 @@ def _counts(summary: Summary) -> str:
 
 
 def _trial_row(trial: Trial, summary: Summary) -> TrialRow:
-    measured = trial.measured
-    speed = measured.samples_per_second if measured else None
-    predicted = trial.predicted_peak_bytes
-    if predicted is None and isinstance(trial.outcome, Skipped):
-        predicted = trial.outcome.predicted_peak_bytes
     marks = {summary.baseline.config: "baseline", summary.config: "answer"}
     return TrialRow(
         number=trial.number,
@@ -290,10 +296,21 @@ def _trial_row(trial: Trial, summary: Summary) -> TrialRow:
         config=trial.config.describe(),
         kind=trial.outcome.name,
         outcome=words.OUTCOMES[trial.outcome.name] + (", reused" if trial.is_reused else ""),
-        rate=words.rate(speed) if speed is not None else "",
-        peak=format_bytes(measured.peak_bytes) if measured and measured.peak_bytes else "",
-        predicted="" if predicted is None else format_bytes(predicted),
+        rate=_if_known(words.rate, trial.samples_per_second),
+        peak=_if_known(format_bytes, trial.peak_bytes),
+        predicted=_if_known(format_bytes, _predicted_bytes(trial)),
         launches=len(trial.launches),
         reason=trial.outcome.reason,
         mark=marks.get(trial.config, ""),
     )
+
+
+def _predicted_bytes(trial: Trial) -> int | None:
+    """Return the peak that was predicted, before the launch or instead of it."""
+    if trial.predicted_peak_bytes is None and isinstance(trial.outcome, Skipped):
+        return trial.outcome.predicted_peak_bytes
+    return trial.predicted_peak_bytes
+
+
+def _if_known(say: Callable[[_Figure], str], figure: _Figure | None) -> str:
+    return "" if figure is None else say(figure)

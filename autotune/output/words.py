@@ -8,6 +8,7 @@ from autotune.outcome import Trial
 from autotune.space import Config, knob_names, knob_value
 from autotune.summary import Summary
 from autotune.units import format_bytes, format_duration
+from autotune.verdict import Estimate
 
 PHASES = {
     "0": "baseline",
@@ -97,16 +98,15 @@ def speed_words(summary: Summary) -> str:
 
 def rate_words(summary: Summary) -> str:
     """Return samples per second, before and after."""
-    after = summary.measured.samples_per_second if summary.measured else None
-    before = summary.baseline.measured
-    if before is None or before.samples_per_second is None or summary.verdict == "keep":
-        return f"{rate(after)} samples/s"
-    return f"{rate(after)} samples/s, was {rate(before.samples_per_second)}"
+    after, before = rate(speed_of(summary)), summary.baseline.samples_per_second
+    if before is None or summary.verdict == "keep":
+        return f"{after} samples/s"
+    return f"{after} samples/s, was {rate(before)}"
 
 
 def memory_words(summary: Summary) -> str:
     """Return the peak out of the limit."""
-    peak = summary.measured.peak_bytes if summary.measured else None
+    peak = peak_of(summary)
     whole = f"{format_bytes(peak)} of {format_bytes(summary.limit_bytes)}"
     return whole if peak is None else f"{whole} ({peak / summary.limit_bytes:.0%})"
 
@@ -138,15 +138,23 @@ def pay_back_of(summary: Summary) -> PayBack | None:
     At `v` times the baseline's speed, training wins `1 - 1/v` of the time the baseline would
     take; in the seconds `t` at the tuned speed that is `t * (v - 1)`, set equal to the cost.
     """
-    measured, estimate = summary.measured, summary.speedup
-    if summary.verdict == "keep" or estimate is None or estimate.value <= 1:
+    gain, speed = _applied_gain(summary), speed_of(summary)
+    if gain is None or not speed:
         return None
-    if measured is None or not measured.samples_per_second:
-        return None
-    seconds = summary.wall_seconds / (estimate.value - 1)
-    samples = seconds * measured.samples_per_second
+    seconds = summary.wall_seconds / (gain.value - 1)
+    samples = seconds * speed
     length = summary.workload.dataset_length
     return PayBack(samples=samples, seconds=seconds, epochs=samples / length if length else None)
+
+
+def speed_of(summary: Summary) -> float | None:
+    """Return the answer's samples per second; None where they were not measured."""
+    return summary.measured.samples_per_second if summary.measured else None
+
+
+def peak_of(summary: Summary) -> int | None:
+    """Return the answer's peak in bytes; None where it was not measured."""
+    return summary.measured.peak_bytes if summary.measured else None
 
 
 def has_new_batch(summary: Summary) -> bool:
@@ -228,11 +236,10 @@ def _gain(summary: Summary) -> str:
 
 
 def _share_of_baseline(summary: Summary) -> str:
-    before = summary.baseline.measured
-    after = summary.measured
-    if before is None or after is None or not before.peak_bytes or after.peak_bytes is None:
+    before, after = summary.baseline.peak_bytes, peak_of(summary)
+    if not before or after is None:
         return ""
-    return f", {after.peak_bytes / before.peak_bytes:.0%} of what you have"
+    return f", {after / before:.0%} of what you have"
 
 
 def _why_keep(summary: Summary) -> str:
@@ -240,4 +247,12 @@ def _why_keep(summary: Summary) -> str:
     if estimate is None:
         return "nothing that was tried is better by more than the noise"
     rival = f"the best rival measured {estimate.value:.2f} times its speed"
-    return f"{rival}, which is not beyond the noise" if estimate.value > 1 else rival
+    return f"{rival}, which is not beyond the noise" if estimate.is_gain else rival
+
+
+def _applied_gain(summary: Summary) -> Estimate | None:
+    """Return the speed-up that the answer brings; None where it brings none."""
+    estimate = summary.speedup
+    if summary.verdict == "keep" or estimate is None or not estimate.is_gain:
+        return None
+    return estimate

@@ -1,5 +1,6 @@
 """Memory runs out at every single operation of a step, and nothing is the worse for it."""
 
+import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import product
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo
 from torch import Tensor, nn
 from torch.optim import AdamW
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -96,7 +98,7 @@ def make(name: str) -> tuple[nn.Module, AdamW, list[Tensor]]:
     """A model, its optimizer with state from a first step, and a batch."""
     torch.manual_seed(0)
     model = MODELS[name]()
-    optimizer = AdamW(model.parameters(), foreach=False)
+    optimizer = AdamW(model.parameters(), foreach=name == "attention")
     batch = [torch.randn(8, 8), torch.arange(8) % 3]
     return model, optimizer, batch
 
@@ -122,6 +124,18 @@ def outcome_of(step: Callable[[], Tensor], number: int | None) -> tuple[Failure 
         forget(failure)
     CpuDevice().release()
     return kind, mode.seen
+
+
+@pytest.fixture(autouse=True)
+def _few_objects() -> Iterator[None]:
+    """Let a collection walk what the test makes, not all that was imported before."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+    torch.set_num_threads(threads)
 
 
 @pytest.mark.slow
