@@ -20,6 +20,7 @@ from autotune.outcome import (
 )
 from autotune.space import PRECISIONS, Config
 from autotune.summary import Summary
+from autotune.verdict import Estimate
 
 MIB = 2**20
 

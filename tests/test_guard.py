@@ -417,6 +417,26 @@ def test_a_baseline_of_fp16_is_scaled_too(amp: str) -> None:
     assert isinstance(outcome, Measured)
 
 
+class Noisy(nn.Module):
+    """A model that draws numbers of its own, which no name tells."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = mlp()
+
+    def forward(self, value: Tensor) -> Tensor:
+        """Return the layers' output for a value with noise."""
+        result: Tensor = self.layers(value + torch.randn_like(value))
+        return result
+
+
+def test_a_models_own_noise_is_the_same_each_time() -> None:
+    """What is compared starts from the same random numbers."""
+    outcome = check(stepper_of(Noisy()), rows(), config=BF16, baseline=WHOLE)
+
+    assert isinstance(outcome, Measured)
+
+
 def test_an_expert_without_a_sample_has_a_gradient_of_zero() -> None:
     """That another precision sends a sample elsewhere is no difference by itself."""
 

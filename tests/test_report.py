@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from strategies import sample_summary, summaries
 
 from autotune.outcome import Crashed, OutOfMemory
-from autotune.verdict import Verdict
 from autotune.output.report import render_reports
 from autotune.output.view import view_of
 from autotune.space import Config
 from autotune.summary import Summary
+from autotune.verdict import Verdict
 
 SAMPLE = sample_summary()
 EVIL = "<script>alert(1)</script> | `x` \n# [a](b) \" ' &amp; {{ 7*7 }}"

@@ -1,7 +1,6 @@
 """A run from survey to files, on a simulated machine."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -309,6 +308,6 @@ def test_the_first_runs_scan_stays(tmp_path: Path) -> None:
 def test_a_script_that_is_being_tuned_starts_no_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """Inside a launch a search is refused, or it would never end."""
     monkeypatch.setenv("AUTOTUNE_LAUNCH", "1")
-    opened: Callable[..., Any] = run_module.open_script
+    opened: Any = run_module.open_script
     with pytest.raises(Exception, match="search of its own"), opened("script.py", device=None):
         pass

@@ -1,6 +1,7 @@
 """Tests of autotune/trial/server.py: it imports, starts launches, and ends whatever they leave."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -29,7 +30,11 @@ class Server:
         (folder / "stand_in.py").write_text(STAND_IN)
         self.folder = folder
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | {"PYTHONUNBUFFERED": ""},
         )
 
     @property

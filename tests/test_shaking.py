@@ -125,6 +125,22 @@ def test_every_operator_is_moved(compute: Callable[[Tensor], Tensor]) -> None:
         assert torch.allclose(moved[index], plain[index], rtol=0.1, atol=0.1)
 
 
+def test_what_an_operator_keeps_does_not_move() -> None:
+    """Only what it gives: the first in forward, all gradients in backward."""
+    value, weight = torch.randn(2, 4), torch.ones(4)
+    forward = torch.ops.aten.native_layer_norm.default
+    backward = torch.ops.aten.native_layer_norm_backward.default
+    kept = forward(value, [4], weight, weight, 1e-5)
+    arguments = (value, value, [4], *kept[1:], weight, weight, [True] * 3)
+
+    with shake():
+        moved = forward(value, [4], weight, weight, 1e-5)
+        gradients = backward(*arguments)
+
+    assert [torch.equal(*pair) for pair in zip(kept, moved, strict=True)] == [False, True, True]
+    assert not any(map(torch.equal, backward(*arguments), gradients))
+
+
 def test_views_and_writes_in_place_stay_what_they_are() -> None:
     """Whoever writes through a view writes to the same memory."""
     value = torch.zeros(4)

@@ -7,10 +7,10 @@ from hypothesis import given
 from strategies import ANSWER, BASELINE, configs, sample_summary, summaries
 
 from autotune.outcome import Measurement, OutOfMemory
-from autotune.verdict import Estimate
 from autotune.output import words
 from autotune.space import Config
 from autotune.summary import Summary
+from autotune.verdict import Estimate
 
 SAMPLE = sample_summary()
 OUT_OF_MEMORY = replace(SAMPLE.baseline, outcome=OutOfMemory(reason="needs 2 GiB"))

@@ -31,7 +31,7 @@ class OutOfMemoryAt(TorchDispatchMode):
     """
 
     def __init__(self, number: int | None = None) -> None:
-        super().__init__()
+        TorchDispatchMode.__init__(self)
         self.number = number
         self.seen = 0
 
