@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -72,15 +73,16 @@ def command(
     eval_loader_fn. A config, a training loop and a report are written; the same command
     continues where it was ended.
     """
-
-    def act() -> _Told:
-        if verify is not None:
-            return _verify(verify)
-        if script is None:
-            raise OptionInvalid("a SCRIPT is needed", hint="see python -m autotune --help")
-        return _tune(script, given, is_quiet=quiet or is_json)
-
+    act = partial(_act, script, given, verify=verify, is_quiet=quiet or is_json)
     return _carry_out(act, is_json=is_json)
+
+
+def _act(script: str | None, given: dict[str, Any], *, verify: str | None, is_quiet: bool) -> _Told:
+    if verify is not None:
+        return _verify(verify)
+    if script is None:
+        raise OptionInvalid("a SCRIPT is needed", hint="see python -m autotune --help")
+    return _tune(script, given, is_quiet=is_quiet)
 
 
 def _carry_out(act: Callable[[], _Told], *, is_json: bool) -> int:
@@ -161,15 +163,16 @@ def parse_knobs(knobs: Sequence[str]) -> dict[str, list[Any]]:
     >>> parse_knobs(["batch_size=8,16", "amp=off"])
     {'batch_size': [8, 16], 'amp': ['off']}
     """
-    space: dict[str, list[Any]] = {}
-    for text in knobs:
-        name, equals, values = text.partition("=")
-        if not (name.strip() and equals and values.strip()):
-            raise OptionInvalid(
-                f"--knob needs NAME=V1,V2,…, but got {text!r}", hint="--knob batch_size=8,16"
-            )
-        space[name.strip()] = [_parse_value(value.strip()) for value in values.split(",")]
-    return space
+    return dict(map(_parse_knob, knobs))
+
+
+def _parse_knob(text: str) -> tuple[str, list[Any]]:
+    name, _, values = text.partition("=")
+    if not (name.strip() and values.strip()):
+        raise OptionInvalid(
+            f"--knob needs NAME=V1,V2,…, but got {text!r}", hint="--knob batch_size=8,16"
+        )
+    return name.strip(), [_parse_value(value.strip()) for value in values.split(",")]
 
 
 def _parse_value(text: str) -> Any:
@@ -182,8 +185,10 @@ def parse_global_batch(text: str | None) -> "GlobalBatch":
     Raises:
         OptionInvalid: If it is neither.
     """
-    if text is None or text == "free":
-        return None if text is None else "free"
+    if text is None:
+        return None
+    if text == "free":
+        return "free"
     if not text.isdigit() or int(text) < 1:
         raise OptionInvalid(f"--global-batch needs a number of samples or free, but got {text!r}")
     return int(text)
@@ -191,12 +196,16 @@ def parse_global_batch(text: str | None) -> "GlobalBatch":
 
 def _end_with(error: AutotuneError, *, is_json: bool) -> int:
     """Tell what went wrong and what to do, on stderr, and as one document where asked for."""
-    if isinstance(error, StepFailed) and error.user_traceback:
-        print(error.user_traceback.rstrip(), file=sys.stderr)
-    print(f"autotune: {error}", file=sys.stderr)
-    if error.hint:
-        print(f"  {error.hint}".replace("\n", "\n  "), file=sys.stderr)
+    print(*_error_lines(error), sep="\n", file=sys.stderr)
     if is_json:
         told = {"type": type(error).__name__, "message": str(error), "hint": error.hint}
         print(json.dumps({"error": told, "exit_code": error.exit_code}))
     return error.exit_code
+
+
+def _error_lines(error: AutotuneError) -> Iterator[str]:
+    if isinstance(error, StepFailed) and error.user_traceback:
+        yield error.user_traceback.rstrip()
+    yield f"autotune: {error}"
+    if error.hint:
+        yield f"  {error.hint}".replace("\n", "\n  ")

@@ -34,17 +34,18 @@ def open_live(
         WorkloadInvalid: If the objects have to be sent, and cannot be.
     """
     refuse_inside_launch()
+    device = device or "auto"
     content, notes = _packed(workload, isolate=isolate)
     with borrowed(None), tempfile.TemporaryDirectory(prefix="autotune-") as folder:
         if content is None:
-            with InProcess(workload, device=device or "auto") as runner:
+            with InProcess(workload, device=device) as runner:
                 yield runner, notes
             return
         path = Path(folder) / "workload"
         path.write_bytes(content)
         with Isolated(
             Source(live_path=str(path)),
-            device=device or "auto",
+            device=device,
             preload=_libraries(workload),
             start_method=multiprocessing.get_start_method(allow_none=True),
         ) as isolated:
@@ -67,9 +68,9 @@ def _libraries(workload: Workload) -> dict[str, list[str]]:
     model = workload.live_model
     modules = () if model is None else model.modules()
     names = {type(module).__module__ for module in modules}
-    installed = {
-        name
-        for name in names
-        if "site-packages" in (getattr(sys.modules.get(name), "__file__", None) or "")
-    }
-    return {name: [] for name in (*ALWAYS_LOADED, *sorted(installed))}
+    return {name: [] for name in (*ALWAYS_LOADED, *sorted(filter(_is_library, names)))}
+
+
+def _is_library(name: str) -> bool:
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return "site-packages" in (file or "")

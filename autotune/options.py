@@ -7,7 +7,7 @@ from typing import Any, Literal, Self, get_args
 from autotune.errors import OptionInvalid
 from autotune.facts import Survey
 from autotune.space import Config, knob_names, unknown_knob
-from autotune.units import parse_bytes, parse_duration
+from autotune.units import is_whole, parse_bytes, parse_duration
 
 Goal = Literal["throughput", "memory"]
 """What is best: most samples per second, or the smallest peak that keeps 95 % of them."""
@@ -70,18 +70,11 @@ class Options:
     def __post_init__(self) -> None:
         parse_duration(self.time_budget or DEFAULT_TIME_BUDGET)
         parse_bytes(1 if self.memory is None else self.memory, free_bytes=2**40)
-        if self.goal not in (None, *get_args(Goal)):
-            raise OptionInvalid(f"goal needs throughput or memory, but got {self.goal!r}")
-        if not isinstance(self.global_batch, int) and self.global_batch not in (None, "free"):
-            raise OptionInvalid(
-                f'global_batch needs a number of samples or "free", but got {self.global_batch!r}'
-            )
-        for name, least in (("global_batch", 1), ("trials", 1), ("seed", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or (isinstance(value, int) and value < least):
-                raise OptionInvalid(f"{name} needs to be at least {least}, but got {value!r}")
-        for name in sorted(set(self.space or {}) - set(knob_names())):
-            raise unknown_knob(name)
+        _require_goal(self.goal)
+        _require_global_batch(self.global_batch)
+        for name, least in _LEAST.items():
+            _require_at_least(name, getattr(self, name), least)
+        _require_knobs(self.space or {})
 
     @property
     def time_seconds(self) -> float:
@@ -99,13 +92,7 @@ class Options:
         Raises:
             OptionInvalid: If the script names an option that there is not.
         """
-        known = {item.name for item in fields(self)}
-        unknown = sorted(set(script_options) - known)
-        if unknown:
-            raise OptionInvalid(
-                f"autotune_options has no option named {unknown[0]!r}",
-                hint=f"the options are: {', '.join(sorted(known))}",
-            )
+        _require_options(script_options)
         silent = {
             name: value for name, value in script_options.items() if getattr(self, name) is None
         }
@@ -123,6 +110,42 @@ class Options:
         if survey.device.kind == "cpu":
             return _rounded(int((1 - CPU_MARGIN) * (free - survey.overhead_bytes)))
         return _rounded(int((1 - CUDA_MARGIN) * free))
+
+
+_LEAST = {"global_batch": 1, "trials": 1, "seed": 0}
+
+
+def _require_goal(goal: object) -> None:
+    if goal not in (None, *get_args(Goal)):
+        raise OptionInvalid(f"goal needs throughput or memory, but got {goal!r}")
+
+
+def _require_global_batch(samples: object) -> None:
+    if not isinstance(samples, int) and samples not in (None, "free"):
+        raise OptionInvalid(
+            f'global_batch needs a number of samples or "free", but got {samples!r}'
+        )
+
+
+def _require_at_least(name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or (is_whole(value) and value < least):
+        raise OptionInvalid(f"{name} needs to be at least {least}, but got {value!r}")
+
+
+def _require_knobs(space: Mapping[str, object]) -> None:
+    unknown = sorted(set(space) - set(knob_names()))
+    if unknown:
+        raise unknown_knob(unknown[0])
+
+
+def _require_options(script_options: Mapping[str, object]) -> None:
+    known = {item.name for item in fields(Options)}
+    unknown = sorted(set(script_options) - known)
+    if unknown:
+        raise OptionInvalid(
+            f"autotune_options has no option named {unknown[0]!r}",
+            hint=f"the options are: {', '.join(sorted(known))}",
+        )
 
 
 def _rounded(limit_bytes: int) -> int:

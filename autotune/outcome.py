@@ -332,14 +332,10 @@ class Trial:
                 f"but has {document['schema_version']!r}"
             )
         plain = {item.name: document[item.name] for item in fields(cls)}
-        return cls(
-            **plain
-            | {
-                "config": Config.from_dict(document["config"]),
-                "outcome": _outcome_of_line(document),
-                "launches": tuple(Launch.from_dict(item) for item in document["launches"]),
-            }
-        )
+        plain["config"] = Config.from_dict(document["config"])
+        plain["outcome"] = _outcome_of_line(document)
+        plain["launches"] = tuple(Launch.from_dict(item) for item in document["launches"])
+        return cls(**plain)
 
 
 def _outcome_of_line(document: Mapping[str, Any]) -> Outcome:

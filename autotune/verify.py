@@ -40,20 +40,25 @@ def verify(path: str | Path) -> list[str]:
         OptionInvalid: If the file is no `config.json`, or does not say which script it is of.
     """
     document = load_document(path)
-    script = document["workload"].get("script")
-    if not script or not Path(script).is_file():
+    script, saved = _script_of(document, path), document["measured"] or {}
+    config = Config.from_dict(document["config"])
+    with open_script(script, device=document["machine"].get("device_kind")) as runner:
+        survey = runner.survey(scan_seconds=SCAN_SECONDS)
+        found = _changes(document, survey)
+        found.append(_fits(runner, config, survey, saved))
+        found.append(_is_as_fast(runner, config, saved))
+    return found
+
+
+def _script_of(document: Mapping[str, Any], path: str | Path) -> str:
+    script: str = document["workload"].get("script") or ""
+    if not Path(script).is_file():
         raise OptionInvalid(
             f"{path} needs the script that it was made of, but {script or 'it names none'} "
             "is not there",
             hint="run from the folder in which it was tuned",
         )
-    config = Config.from_dict(document["config"])
-    with open_script(script, device=document["machine"].get("device_kind")) as runner:
-        survey = runner.survey(scan_seconds=SCAN_SECONDS)
-        found = _changes(document, survey)
-        found.append(_fits(runner, config, survey, document["measured"] or {}))
-        found.append(_is_as_fast(runner, config, document["measured"] or {}))
-    return found
+    return script
 
 
 def _changes(document: Mapping[str, Any], survey: Survey) -> list[str]:
@@ -82,14 +87,20 @@ def _is_as_fast(runner: Runner, config: Config, saved: Mapping[str, Any]) -> str
         purpose="train", config=config, cycles=CYCLES, time_limit_seconds=LAUNCH_SECONDS
     )
     rate = _measured(runner(request).outcome, config).samples_per_second or 0.0
-    interval = saved.get("samples_per_second_interval")
-    was = interval[0] if interval else saved.get("samples_per_second")
-    if was and rate < SLOWER * was:
+    was = _lower_rate(saved)
+    if rate < SLOWER * was:
         raise NoLongerHolds(
             f"{config.describe()} reaches {rate:,.1f} samples/s, where it reached {was:,.1f}",
             hint="is other work running on this machine? else tune again",
         )
     return f"it is as fast: {rate:,.1f} samples/s"
+
+
+def _lower_rate(saved: Mapping[str, Any]) -> float:
+    """Return the lower end of what was reached when it was tuned; 0 where that is unknown."""
+    interval = saved.get("samples_per_second_interval")
+    rate: float | None = interval[0] if interval else saved.get("samples_per_second")
+    return rate or 0.0
 
 
 def _measured(outcome: Outcome, config: Config) -> Measurement:

@@ -20,6 +20,7 @@ from autotune.errors import WorkloadInvalid
 from autotune.facts import LOADER_SETTINGS
 from autotune.rebuild import EXAMPLE_FACTORY, FromDataset, Rebuilt
 from autotune.space import Config
+from autotune.units import is_whole
 
 EXAMPLE_SCRIPT = f"def model_fn():\n    return MyModel()\n\n{EXAMPLE_FACTORY}"
 
@@ -77,24 +78,13 @@ class Workload:
             raise WorkloadInvalid(
                 f"model_fn needs to return a torch.nn.Module, but gave {type(model).__name__}"
             )
-        if any(is_lazy(parameter) for parameter in model.parameters()):
-            raise WorkloadInvalid(
-                f"a model needs parameters of known shape, but those of {type(model).__name__} "
-                "are lazy",
-                hint="run one batch through the model before it is returned",
-            )
-        if not any(parameter.requires_grad for parameter in model.parameters()):
-            raise WorkloadInvalid(
-                f"a model needs a parameter that requires a gradient, but "
-                f"{type(model).__name__} has none",
-                hint="unfreeze what is to be trained: parameter.requires_grad_(True)",
-            )
+        _require_known_shapes(model)
+        _require_trainable(model)
         return model.to(device).train()
 
     def build_optimizer(self, model: nn.Module) -> Optimizer:
         """Return the optimizer of what requires a gradient: AdamW where none was given."""
-        trainable = [item for item in model.parameters() if item.requires_grad]
-        optimizer = self.optimizer_fn(trainable) if self.optimizer_fn else AdamW(trainable)
+        optimizer = (self.optimizer_fn or AdamW)(_trainable(model))
         if not isinstance(optimizer, Optimizer):
             raise WorkloadInvalid(
                 "optimizer_fn needs to return a torch.optim.Optimizer, "
@@ -127,19 +117,42 @@ class Workload:
     def stated_batch_size(self) -> int | None:
         """Return the `DataLoader`'s batch size, or the default of `loader_fn`'s `batch_size`."""
         parameter = _parameters(self.loader_fn).get("batch_size")
-        default = None if parameter is None else parameter.default
+        default = getattr(parameter, "default", None)
         default = self.stated_settings().get("batch_size", default)
-        return default if isinstance(default, int) and not isinstance(default, bool) else None
+        return default if is_whole(default) else None
+
+
+def _trainable(model: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def _require_trainable(model: nn.Module) -> None:
+    if not _trainable(model):
+        raise WorkloadInvalid(
+            f"a model needs a parameter that requires a gradient, but {type(model).__name__} has "
+            "none",
+            hint="unfreeze what is to be trained: parameter.requires_grad_(True)",
+        )
+
+
+def _require_known_shapes(model: nn.Module) -> None:
+    if any(is_lazy(parameter) for parameter in model.parameters()):
+        raise WorkloadInvalid(
+            f"a model needs parameters of known shape, but those of {type(model).__name__} "
+            "are lazy",
+            hint="run one batch through the model before it is returned",
+        )
 
 
 def accepted_settings(factory: Callable[..., object]) -> tuple[str, ...]:
     """Return those loader settings that a factory accepts by keyword; `**kwargs` takes all."""
-    parameters = _parameters(factory).values()
-    if any(item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters):
+    kinds = {name: parameter.kind for name, parameter in _parameters(factory).items()}
+    if inspect.Parameter.VAR_KEYWORD in kinds.values():
         return LOADER_SETTINGS
-    by_keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    names = {item.name for item in parameters if item.kind in by_keyword}
-    return tuple(name for name in LOADER_SETTINGS if name in names)
+    return tuple(name for name in LOADER_SETTINGS if kinds.get(name) in _BY_KEYWORD)
+
+
+_BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 def _parameters(factory: Callable[..., object]) -> Mapping[str, inspect.Parameter]:
@@ -227,12 +240,16 @@ def _import_file(location: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise WorkloadInvalid(
-            f"{location.name} raised {type(error).__name__} when it was imported: {error}",
-            hint="importing a script must not train; its own traceback:\n\n"
-            + _own_traceback(error, str(location)),
-        ) from error
+        raise _import_failed(location, error) from error
     return module
+
+
+def _import_failed(location: Path, error: BaseException) -> WorkloadInvalid:
+    return WorkloadInvalid(
+        f"{location.name} raised {type(error).__name__} when it was imported: {error}",
+        hint="importing a script must not train; its own traceback:\n\n"
+        + _own_traceback(error, str(location)),
+    )
 
 
 def _own_traceback(error: BaseException, path: str) -> str:
@@ -250,10 +267,17 @@ def workload_of_module(module: ModuleType, *, script: str | None = None) -> Work
         WorkloadInvalid: If `loader_fn`, or both `model_fn` and `model`, are missing, or one of
             the names holds what it must not.
     """
-    found: dict[str, Any] = {
-        name: getattr(module, name, None) for name in ("loader_fn", *_FUNCTIONS)
-    }
+    names = ("loader_fn", *_FUNCTIONS)
+    found: dict[str, Any] = {name: getattr(module, name, None) for name in names}
     found["model_fn"] = _maker_in(module)
+    _require_both(found, module)
+    options = getattr(module, "autotune_options", {})
+    if not isinstance(options, Mapping):
+        raise WorkloadInvalid(f"autotune_options needs to be a dict, but is {options!r}")
+    return Workload(options=options, script=script, **found)
+
+
+def _require_both(found: Mapping[str, Any], module: ModuleType) -> None:
     missing = [name for name in ("loader_fn", "model_fn") if found[name] is None]
     if missing:
         raise WorkloadInvalid(
@@ -261,10 +285,6 @@ def workload_of_module(module: ModuleType, *, script: str | None = None) -> Work
             f"{' and no '.join(missing)}",
             hint=f"for example:\n\n{EXAMPLE_SCRIPT}",
         )
-    options = getattr(module, "autotune_options", {})
-    if not isinstance(options, Mapping):
-        raise WorkloadInvalid(f"autotune_options needs to be a dict, but is {options!r}")
-    return Workload(options=options, script=script, **found)
 
 
 def _maker_in(module: ModuleType) -> Callable[[], nn.Module] | None:

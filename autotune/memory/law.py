@@ -11,8 +11,9 @@ accumulate differ by up to the bytes of the gradients beside the batch size.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations
 from typing import Literal, Self
 
 Kind = Literal["measured", "at_most", "at_least", "unknown"]
@@ -40,6 +41,26 @@ class Peak:
     split: Split
     low_bytes: float
     high_bytes: float
+
+    @property
+    def size(self) -> int:
+        """The batch size."""
+        return self.split.batch_size
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether an upper bound is known: whether it ran."""
+        return self.high_bytes < math.inf
+
+    @property
+    def floor(self) -> tuple[int, float]:
+        """Batch size and lower bound: a point below the curve."""
+        return self.size, self.low_bytes
+
+    @property
+    def roof(self) -> tuple[int, float]:
+        """Batch size and upper bound: a point above the curve."""
+        return self.size, self.high_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +94,8 @@ class MemoryLaw:
 
     def with_peak(self, split: Split, peak_bytes: int) -> Self:
         """Return the law with a measured peak more; the largest of a split counts."""
-        known = [peak for peak in self.peaks if peak.split == split]
-        most = max([peak_bytes, *(int(p.high_bytes) for p in known if p.high_bytes < math.inf)])
+        seen = self._measured_bytes(split)
+        most = peak_bytes if seen is None else max(peak_bytes, seen)
         return self._with(Peak(split=split, low_bytes=most, high_bytes=most))
 
     def with_excess(self, split: Split, limit_bytes: int) -> Self:
@@ -83,41 +104,37 @@ class MemoryLaw:
 
     def _with(self, new: Peak) -> Self:
         others = tuple(peak for peak in self.peaks if peak.split != new.split)
-        peaks = sorted((*others, new), key=lambda p: (p.split.batch_size, p.split.is_accumulated))
+        peaks = sorted((*others, new), key=lambda p: (p.size, p.split.is_accumulated))
         return replace(self, peaks=tuple(peaks))
 
     def predict(self, split: Split) -> Prediction:
         """Return the predicted peak: measured, else an upper bound, else a lower bound."""
-        own = [peak for peak in self.peaks if peak.split == split]
-        if own and own[0].high_bytes < math.inf:
-            return Prediction(kind="measured", peak_bytes=int(own[0].high_bytes))
-        upper = self.upper_bytes(split)
+        seen = self._measured_bytes(split)
+        if seen is not None:
+            return Prediction(kind="measured", peak_bytes=seen)
+        upper, lower = self.upper_bytes(split), self.lower_bytes(split)
         if upper < math.inf:
             return Prediction(kind="at_most", peak_bytes=math.ceil(upper))
-        lower = self.lower_bytes(split)
-        return Prediction(
-            kind="at_least" if lower > 0 else "unknown",
-            peak_bytes=math.floor(lower) if lower > 0 else None,
-        )
+        if lower > 0:
+            return Prediction(kind="at_least", peak_bytes=math.floor(lower))
+        return Prediction(kind="unknown", peak_bytes=None)
+
+    def _measured_bytes(self, split: Split) -> int | None:
+        """Return the measured peak of a split; None where it did not run."""
+        own = (int(p.high_bytes) for p in self.peaks if p.split == split and p.is_bounded)
+        return next(own, None)
 
     def upper_bytes(self, split: Split) -> float:
         """Return the least upper bound that the peaks allow; infinite where there is none."""
         points = self._seen_from(split)
-        above = [p.high_bytes for p in points if p.split.batch_size >= split.batch_size]
-        below = [p for p in points if p.split.batch_size < split.batch_size]
-        chords = [
-            _line(split.batch_size, (low.split.batch_size, low.high_bytes), _corner(high))
-            for low in below
-            for high in points
-            if high.split.batch_size > split.batch_size and high.high_bytes < math.inf
-        ]
-        return min([*above, *chords], default=math.inf)
+        above = [p.high_bytes for p in points if p.size >= split.batch_size]
+        return min([*above, *_between(points, split.batch_size)], default=math.inf)
 
     def lower_bytes(self, split: Split) -> float:
         """Return the greatest lower bound that the peaks allow; 0 where there is none."""
         points = self._seen_from(split)
-        at_least = [p.low_bytes for p in points if p.split.batch_size <= split.batch_size]
-        return max([0.0, *at_least, *_extrapolated(points, split.batch_size)])
+        below = [p.low_bytes for p in points if p.size <= split.batch_size]
+        return max([0.0, *below, *_beyond(points, split.batch_size)])
 
     def must_be_over(self, limit_bytes: float, split: Split) -> bool:
         """Whether the peaks prove that a split does not fit."""
@@ -132,29 +149,33 @@ class MemoryLaw:
         return [self._converted(peak, split) for peak in self.peaks]
 
     def _converted(self, peak: Peak, split: Split) -> Peak:
-        down = up = self.rounding_bytes * (peak.split != split)
-        if peak.split.is_accumulated and not split.is_accumulated:
-            down += self.gradient_bytes
-        if split.is_accumulated and not peak.split.is_accumulated:
-            up += self.gradient_bytes
+        ran_with_more = peak.split.is_accumulated - split.is_accumulated  # 1, 0 or -1
+        rounding = self.rounding_bytes * (peak.split != split)
+        down = rounding + self.gradient_bytes * max(ran_with_more, 0)
+        up = rounding + self.gradient_bytes * max(-ran_with_more, 0)
         return replace(
             peak, low_bytes=max(peak.low_bytes - down, 0), high_bytes=peak.high_bytes + up
         )
 
 
-def _corner(peak: Peak) -> tuple[int, float]:
-    return peak.split.batch_size, peak.high_bytes
+def _between(points: Sequence[Peak], size: int) -> Iterator[float]:
+    """Yield what chords of a smaller and a larger size say of `size` at most."""
+    for low, high in _chords(points):
+        if low.size < size < high.size and high.is_bounded:
+            yield _line(size, low.roof, high.roof)
 
 
-def _extrapolated(points: Iterable[Peak], size: int) -> list[float]:
-    """Return what chords of two smaller sizes say of `size` at least."""
-    smaller = [p for p in points if p.split.batch_size < size]
-    return [
-        _line(size, (low.split.batch_size, low.high_bytes), (high.split.batch_size, high.low_bytes))
-        for low in smaller
-        for high in smaller
-        if low.split.batch_size < high.split.batch_size and low.high_bytes < math.inf
-    ]
+def _beyond(points: Sequence[Peak], size: int) -> Iterator[float]:
+    """Yield what chords of two smaller sizes say of `size` at least."""
+    for low, high in _chords(points):
+        if high.size < size:
+            yield _line(size, low.roof, high.floor)
+
+
+def _chords(points: Sequence[Peak]) -> Iterator[tuple[Peak, Peak]]:
+    """Yield all pairs of a size that ran and a larger one."""
+    pairs = permutations(points, 2)
+    return ((low, high) for low, high in pairs if low.is_bounded and low.size < high.size)
 
 
 def _line(size: int, first: tuple[int, float], second: tuple[int, float]) -> float:

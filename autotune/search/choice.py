@@ -16,16 +16,24 @@ def in_order(standings: Sequence[Standing], *, goal: Goal, fits: Fits) -> list[S
     least comes first; with the goal `memory` the smallest peak of those that keep 95 % of the best
     throughput does. All others follow by their speed.
     """
-    finished = [standing for standing in standings if standing.loss < math.inf]
-    least = min((standing.loss for standing in finished), default=0.0)
+    ranked = sorted(filter(_has_finished, standings), key=_loss)
+    least = min(map(_loss, ranked), default=0.0)
     slack = TIE if goal == "throughput" else -math.log(KEPT_THROUGHPUT)
-    equals = [standing for standing in finished if standing.loss - least <= slack]
-    others = [standing for standing in finished if standing.loss - least > slack]
-    if goal == "memory":
-        equals.sort(key=lambda s: (_peak(s.config, fits), *needs(s.config)))
-    else:
-        equals.sort(key=lambda s: needs(s.config))
-    return equals + sorted(others, key=lambda standing: standing.loss)
+    equals = [standing for standing in ranked if standing.loss - least <= slack]
+
+    def order(standing: Standing) -> tuple[float, ...]:
+        peak = fits.peak_of(standing.config) if goal == "memory" else 0.0
+        return (peak, *needs(standing.config))
+
+    return sorted(equals, key=order) + ranked[len(equals) :]
+
+
+def _has_finished(standing: Standing) -> bool:
+    return standing.loss < math.inf
+
+
+def _loss(standing: Standing) -> float:
+    return standing.loss
 
 
 def needs(config: Config) -> tuple[int, bool, bool, int, int, int]:
@@ -38,8 +46,3 @@ def needs(config: Config) -> tuple[int, bool, bool, int, int, int]:
         config.prefetch_factor or 0,
         config.threads or 0,
     )
-
-
-def _peak(config: Config, fits: Fits) -> float:
-    peak = fits.predict(config).peak_bytes
-    return math.inf if peak is None else peak

@@ -25,10 +25,12 @@ def combined(outcomes: Sequence[Outcome]) -> Outcome:
     """
     if not outcomes:
         raise ValueError("a trial needs at least one launch, but got none")
-    for outcome in outcomes:
-        if not isinstance(outcome, Measured):
-            return outcome
     measured = [outcome for outcome in outcomes if isinstance(outcome, Measured)]
+    failed = (outcome for outcome in outcomes if not isinstance(outcome, Measured))
+    return next(failed, None) or _all_measured(measured)
+
+
+def _all_measured(measured: Sequence[Measured]) -> Measured:
     reasons = dict.fromkeys(outcome.reason for outcome in measured if outcome.reason)
     return Measured(
         measurement=pooled([outcome.measurement for outcome in measured]),
@@ -38,47 +40,49 @@ def combined(outcomes: Sequence[Outcome]) -> Outcome:
 
 def pooled(measurements: Sequence[Measurement]) -> Measurement:
     """Return one measurement: geometric mean of the rates, largest of the peaks."""
-    rates = [item.samples_per_second for item in measurements if item.samples_per_second]
-    rate, interval = _rate(rates)
-
-    def most(figure: str) -> int | None:
-        return _most([getattr(item, figure) for item in measurements])
-
-    def mean(figure: str) -> float | None:
-        return _mean([getattr(item, figure) for item in measurements])
-
+    rate, interval = _rate(measurements)
     return replace(
         measurements[-1],
         samples_per_second=rate,
         samples_per_second_interval=interval or measurements[-1].samples_per_second_interval,
-        step_seconds=mean("step_seconds"),
-        optimizer_step_seconds=mean("optimizer_step_seconds"),
-        data_wait_share=mean("data_wait_share"),
-        peak_bytes=most("peak_bytes"),
-        peak_allocated_bytes=most("peak_allocated_bytes"),
-        peak_reserved_bytes=most("peak_reserved_bytes"),
-        process_rss_bytes=most("process_rss_bytes"),
+        step_seconds=_mean(measurements, "step_seconds"),
+        optimizer_step_seconds=_mean(measurements, "optimizer_step_seconds"),
+        data_wait_share=_mean(measurements, "data_wait_share"),
+        peak_bytes=_most(measurements, "peak_bytes"),
+        peak_allocated_bytes=_most(measurements, "peak_allocated_bytes"),
+        peak_reserved_bytes=_most(measurements, "peak_reserved_bytes"),
+        process_rss_bytes=_most(measurements, "process_rss_bytes"),
         launches=sum(item.launches for item in measurements),
     )
 
 
-def _rate(rates: Sequence[float]) -> tuple[float | None, tuple[float, float] | None]:
-    """Return the geometric mean, and its 95 % interval by Student's t over launches."""
-    if not rates:
-        return None, None
-    logs = [math.log(rate) for rate in rates]
+def _rate(
+    measurements: Sequence[Measurement],
+) -> tuple[float | None, tuple[float, float] | None]:
+    """Return the geometric mean of the rates, and its 95 % interval; None where there is none."""
+    rates = list(filter(None, (item.samples_per_second for item in measurements)))
+    if len(rates) <= 1:
+        return next(iter(rates), None), None
+    return _mean_and_interval(list(map(math.log, rates)))
+
+
+def _mean_and_interval(logs: Sequence[float]) -> tuple[float, tuple[float, float]]:
+    """Return the geometric mean of what some logarithms are of; Student's t over launches."""
     mean = statistics.fmean(logs)
-    if len(logs) == 1:
-        return rates[0], None
     error = statistics.stdev(logs) / math.sqrt(len(logs))
     half = float(stats.t.ppf(_TWO_SIDED, len(logs) - 1)) * error
     return math.exp(mean), (math.exp(mean - half), math.exp(mean + half))
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
+def _mean(measurements: Sequence[Measurement], figure: str) -> float | None:
+    known = [getattr(item, figure) for item in measurements if _has(item, figure)]
     return statistics.fmean(known) if known else None
 
 
-def _most(values: Sequence[int | None]) -> int | None:
-    return max((value for value in values if value is not None), default=None)
+def _most(measurements: Sequence[Measurement], figure: str) -> int | None:
+    known = (getattr(item, figure) for item in measurements if _has(item, figure))
+    return max(known, default=None)
+
+
+def _has(measurement: Measurement, figure: str) -> bool:
+    return getattr(measurement, figure) is not None

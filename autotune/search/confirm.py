@@ -13,7 +13,7 @@ from typing import Literal
 
 from scipy import stats
 
-from autotune.outcome import Estimate, Measured, Trial
+from autotune.outcome import Estimate, Trial
 from autotune.search.bounds import FIRST_LOOK, LAST_LOOK, t_bounds
 from autotune.search.launcher import Ask, Entry, Launcher, windows_ahead
 from autotune.search.plan import Plan
@@ -104,11 +104,22 @@ def judged(ratios: Sequence[float], claim: Claim) -> Ending:
     pairs = len(ratios)
     if pairs < FIRST_LOOK:
         return "unfinished"
-    mean, error = statistics.fmean(ratios), _error(ratios)
-    if mean >= claim.least_gain and mean - claim.margin > _bound(pairs, CLAIM_ERROR) * error:
+    if _is_won(ratios, claim):
         return "won"
-    highest = mean + float(stats.t.ppf(FUTILE, pairs - 1)) * error
-    return "lost" if pairs >= LAST_LOOK or highest < claim.least_gain else "unfinished"
+    return "lost" if pairs >= LAST_LOOK or _is_futile(ratios, claim) else "unfinished"
+
+
+def _is_won(ratios: Sequence[float], claim: Claim) -> bool:
+    """Whether the mean reaches the least gain, and is surely above the margin."""
+    mean, error = statistics.fmean(ratios), _error(ratios)
+    bound = _bound(len(ratios), CLAIM_ERROR)
+    return mean >= claim.least_gain and mean - claim.margin > bound * error
+
+
+def _is_futile(ratios: Sequence[float], claim: Claim) -> bool:
+    """Whether the least gain is out of reach."""
+    quantile = float(stats.t.ppf(FUTILE, len(ratios) - 1))
+    return statistics.fmean(ratios) + quantile * _error(ratios) < claim.least_gain
 
 
 def detectable_gain(spread: float, pairs: int) -> float:
@@ -184,12 +195,16 @@ class _Pairing:
         """Return how the verdict ended."""
         while (ending := judged(self.ratios, self._claim)) == "unfinished":
             times = self._pair(reference, pick) if self._can_pair(pick.ask.config) else None
-            if times is None and not self._has_failed:
-                return "lost" if len(self.ratios) >= FIRST_LOOK else "unfinished"
             if times is None:
-                return "failed"
+                return self._ending_without_pair()
             self.ratios.append(times[0] - times[1])
         return ending
+
+    def _ending_without_pair(self) -> Ending:
+        """Return how the verdict ended, where another pair could not be had."""
+        if self._has_failed:
+            return "failed"
+        return "lost" if len(self.ratios) >= FIRST_LOOK else "unfinished"
 
     def _can_pair(self, pick: Config) -> bool:
         budget = self._launcher.budget
@@ -203,10 +218,9 @@ class _Pairing:
         self._random.shuffle(order)
         times: dict[int, float] = {}
         for entry in order:
-            outcome = self._launcher.launch(entry, seed=seed)
-            rate = outcome.measurement.samples_per_second if isinstance(outcome, Measured) else None
-            if not rate:  # given up because the budget ended is no failure
+            time = self._launcher.timed(entry, seed=seed)
+            if time is None:  # given up because the budget ended is no failure
                 self._has_failed = not self._launcher.budget.is_done
                 return None
-            times[id(entry)] = -math.log(rate)
+            times[id(entry)] = time
         return times[id(reference)], times[id(pick)]

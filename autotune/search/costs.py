@@ -28,6 +28,9 @@ pass more, where backward takes as long as two."""
 Kind = tuple[str, str]
 """Precision and checkpointing: the sizes of one kind tell of each other."""
 
+_LOADING: tuple[Purpose, ...] = ("train", "verify", "loader")
+"""Launches that wait for their loader."""
+
 _SOME_CYCLES: dict[Purpose, float] = {"memory": 0, "verify": 2, "check": 2, "loader": 1}
 
 
@@ -50,17 +53,22 @@ class Costs:
         self, config: Config, purpose: Purpose, *, cycles: int, wall: float, seen: Measurement
     ) -> None:
         """Take note of a launch that ran to its end within `wall` seconds."""
-        rate = seen.samples_per_second
-        if purpose in {"compute", "train"} and rate:
-            micro = config.batch_size * self._world_size / rate
-            known = self._computed if purpose == "compute" else self._trained
-            known[kind_of(config), config.batch_size] = micro
-            if purpose == "train":
-                self._waited[kind_of(config), config.batch_size, config.num_workers] = micro
+        if purpose in {"compute", "train"} and seen.samples_per_second:
+            micro = config.batch_size * self._world_size / seen.samples_per_second
+            self._learn_step(config, purpose, seconds=micro)
             spent = (cycles + WARM_UP_CYCLES) * micro * config.accumulation_steps
             self._starts[purpose].append(max(wall - spent, 0.0))
         if (expected := self._raw_seconds(config, purpose, cycles)) > 0:
             self._ratios[purpose].append(wall / expected)
+
+    def _learn_step(self, config: Config, purpose: Purpose, *, seconds: float) -> None:
+        """Take note of what a micro-batch took, without its loader or with it."""
+        size = (kind_of(config), config.batch_size)
+        if purpose == "compute":
+            self._computed[size] = seconds
+        else:
+            self._trained[size] = seconds
+            self._waited[*size, config.num_workers] = seconds
 
     @property
     def start_seconds(self) -> float:
@@ -88,21 +96,14 @@ class Costs:
     def _shrinking(self) -> float:
         """Return the least power that two sizes of one kind, the smallest or all, suggest."""
         powers = [SHRINKING]
-        for kind in dict.fromkeys(kind for kind, _ in self._computed):
-            times = {size: t for (other, size), t in self._computed.items() if other == kind}
-            low, *larger = sorted(times)
-            powers += [
-                math.log(times[high] / times[low]) / math.log(high / low)
-                for high in (*larger[:1], *larger[-1:])
-            ]
+        for kind in _kinds(self._computed):
+            powers += _powers(_times_of(self._computed, kind))
         return max(min(powers), 0.0)
 
     def launch_seconds(self, config: Config, purpose: Purpose, *, cycles: int) -> float:
         """Return what a launch is expected to take."""
-        ratios = self._ratios[purpose]
-        return self._raw_seconds(config, purpose, cycles) * (
-            statistics.median(ratios) if ratios else 1.0
-        )
+        ratio = statistics.median(self._ratios[purpose] or [1.0])
+        return self._raw_seconds(config, purpose, cycles) * ratio
 
     def limit_seconds(self, config: Config, purpose: Purpose, *, cycles: int) -> float:
         """Return after which time a launch of it is given up; infinite while nothing was timed.
@@ -117,31 +118,30 @@ class Costs:
         return LIMIT_FLOOR_SECONDS + LIMIT_FACTOR * expected
 
     def _raw_seconds(self, config: Config, purpose: Purpose, cycles: int) -> float:
-        starts = self._starts.get(purpose)
-        start = statistics.median(starts) if starts else self.start_seconds
-        return start + (cycles + _SOME_CYCLES.get(purpose, WARM_UP_CYCLES)) * self._cycle(
-            config, purpose
-        )
-
-    def _cycle(self, config: Config, purpose: Purpose) -> float:
-        waits = purpose in {"train", "verify", "loader"}
-        return self.cycle_seconds(config) * (self._stall(config.num_workers) if waits else 1.0)
+        start = statistics.median(self._starts.get(purpose) or [self.start_seconds])
+        steps = cycles + _SOME_CYCLES.get(purpose, WARM_UP_CYCLES)
+        stall = self._stall(config.num_workers) if purpose in _LOADING else 1.0
+        return start + steps * (self.cycle_seconds(config) * stall)
 
     def _stall(self, num_workers: int) -> float:
         """Return how much longer a step takes with its loader than without; at least once.
 
         With more workers than were seen it is taken to be nearer to that, by its square root.
         """
-        stalls: dict[int, float] = {}
-        for (kind, size, workers), seconds in self._waited.items():
-            if (kind, size) in self._computed:
-                ratio = seconds / self._computed[kind, size]
-                stalls[workers] = max(stalls.get(workers, 1.0), ratio)
-        fewer = [workers for workers in stalls if workers <= num_workers]
-        if not fewer:
+        stalls = self._stalls()
+        seen = max((workers for workers in stalls if workers <= num_workers), default=None)
+        if seen is None:
             return max(stalls.values(), default=1.0)
-        seen = max(fewer)
         return stalls[seen] if seen == num_workers else math.sqrt(stalls[seen])
+
+    def _stalls(self) -> dict[int, float]:
+        """Return workers → the longest stall that was seen with so many; at least 1."""
+        found: dict[int, float] = {}
+        for (kind, size, workers), seconds in self._waited.items():
+            computed = self._computed.get((kind, size), math.inf)
+            if not math.isinf(computed):
+                found[workers] = max(found.get(workers, 1.0), seconds / computed)
+        return found
 
 
 def kind_of(config: Config) -> Kind:
@@ -151,8 +151,27 @@ def kind_of(config: Config) -> Kind:
 
 def _nearest_kind(known: Mapping[tuple[Kind, int], float], config: Config) -> dict[int, float]:
     """Return size → seconds of a config's own kind, or of the one that is most like it."""
-    amp, checkpointing = kind_of(config)
-    kinds = dict.fromkeys(kind for kind, _ in known)
-    nearest = min(kinds, key=lambda k: (k[0] != amp, k[1] != checkpointing), default=None)
-    slowdown = RECOMPUTING if nearest and nearest[1] == "off" != checkpointing else 1.0
-    return {size: slowdown * t for (kind, size), t in known.items() if kind == nearest}
+    amp, checkpointing = own = kind_of(config)
+    nearest = min(
+        _kinds(known), key=lambda kind: (kind[0] != amp, kind[1] != checkpointing), default=own
+    )
+    slowdown = RECOMPUTING if nearest[1] == "off" != checkpointing else 1.0
+    return {size: slowdown * seconds for size, seconds in _times_of(known, nearest).items()}
+
+
+def _kinds(known: Mapping[tuple[Kind, int], float]) -> list[Kind]:
+    return list(dict.fromkeys(kind for kind, _ in known))
+
+
+def _times_of(known: Mapping[tuple[Kind, int], float], kind: Kind) -> dict[int, float]:
+    """Return size → seconds of one kind."""
+    return {size: seconds for (other, size), seconds in known.items() if other == kind}
+
+
+def _powers(times: Mapping[int, float]) -> list[float]:
+    """Return the powers of the size by which the second size and the last take longer."""
+    low, *larger = sorted(times)
+    return [
+        math.log(times[high] / times[low]) / math.log(high / low)
+        for high in (*larger[:1], *larger[-1:])
+    ]

@@ -87,14 +87,22 @@ class Fits:
         """Return the predicted peak."""
         return self.law(config).predict(split_of(config))
 
+    def peak_of(self, config: Config) -> float:
+        """Return the predicted peak in bytes; infinite where nothing is known of it."""
+        peak_bytes = self.predict(config).peak_bytes
+        return math.inf if peak_bytes is None else peak_bytes
+
     def state(self, config: Config) -> Fit:
         """Return what is known of a config, without a launch."""
         law, split = self.law(config), split_of(config)
-        if config in self._broken or config.batch_size >= self._deadly_from(config):
+        if self._is_doomed(config):
             return "doomed"
         if law.must_be_over(self._task.limit_bytes, split):
             return "over"
         return "fits" if law.surely_fits(self._task.limit_bytes, split) else "unknown"
+
+    def _is_doomed(self, config: Config) -> bool:
+        return config in self._broken or config.batch_size >= self._deadly_from(config)
 
     def may_run(self, config: Config) -> bool:
         """Whether a config is neither proved too large nor known to die."""

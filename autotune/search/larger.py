@@ -8,10 +8,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from autotune.outcome import Measured
 from autotune.search.launcher import MEMORY_CYCLES, Ask
 from autotune.search.phases import Explorer
 from autotune.search.plan import FEWEST_CYCLES
+from autotune.search.task import Task
 from autotune.space import Config
 
 FACTORS = (2, 4)
@@ -41,28 +41,26 @@ def larger_batch_note(explorer: Explorer, answer: Config) -> str | None:
         BudgetSpent: If nothing more may be launched.
     """
     kept = explorer.launcher.task.space.global_batch
-    own = explorer.speeds.of(answer)
-    gains = {} if kept is None or math.isinf(own) else _gains(explorer, answer, seconds=own)
-    if kept is None or not gains:
+    if kept is None or math.isinf(explorer.speeds.of(answer)):
         return None
+    gains = {factor: _gain(explorer, answer, factor=factor) for factor in FACTORS}
     enough = max(gains.values()) / WORTH
-    factor = min(factor for factor, gain in gains.items() if gain >= enough)
+    factor = min(factor for factor in gains if gains[factor] >= enough)
+    if not gains[factor]:
+        return None
     return (
         f"a global batch of {kept * factor} would give about {gains[factor]:.2f} times the "
         "samples/s (not tried end to end; it changes the effective batch)"
     )
 
 
-def _gains(explorer: Explorer, answer: Config, *, seconds: float) -> dict[int, float]:
-    """Return factor → how many times as fast it would be than the answer, which takes `seconds`."""
-    now = explorer.loading.predicted(seconds, answer.num_workers)
-    found: dict[int, float] = {}
-    for factor in FACTORS:
-        tried = (_seconds(explorer, config) for config in _larger(answer, factor))
-        known = next((one for one in tried if one is not None), None)
-        if known is not None:
-            found[factor] = now / explorer.loading.predicted(known, answer.num_workers)
-    return found
+def _gain(explorer: Explorer, answer: Config, *, factor: int) -> float:
+    """Return how many times as fast a step that much larger would be; 0 where that is unknown."""
+    tried = (_seconds(explorer, config) for config in _larger(answer, factor))
+    seconds = next(filter(None, tried), math.inf)
+    return explorer.known.predicted(answer) / explorer.loading.predicted(
+        seconds, answer.num_workers
+    )
 
 
 def _larger(answer: Config, factor: int) -> Iterator[Config]:
@@ -74,19 +72,26 @@ def _larger(answer: Config, factor: int) -> Iterator[Config]:
 
 def _seconds(explorer: Explorer, config: Config) -> float | None:
     """Return seconds per sample by cheap launches; None where they cannot be had."""
-    launcher, plan = explorer.launcher, explorer.plan
-    length = launcher.task.workload.dataset_length
     core = explorer.speeds.core(config)
-    cost = plan.cost(core, "memory", cycles=MEMORY_CYCLES)
-    cost += plan.cost(core, "compute", cycles=FEWEST_CYCLES)
-    spent = sum(trial.wall_seconds for trial in launcher.trials)
-    samples = config.samples_per_optimizer_step * launcher.task.space.world_size
-    has_samples = length is None or samples <= length
-    has_launches = launcher.budget.remaining_launches > 1  # one for memory, one for time
-    is_cheap = cost <= min(SPARE_SHARE * spent, LEFT_SHARE * launcher.budget.remaining_seconds)
-    if not (has_samples and has_launches and is_cheap and explorer.fits.probe(core, phase="F")):
+    may_look = _has_samples(explorer.launcher.task, core) and _is_cheap(explorer, core)
+    if not may_look or not explorer.fits.probe(core, phase="F"):
         return None
     ask = Ask(config=core, purpose="compute", phase="F", cycles=FEWEST_CYCLES)
-    outcome = launcher.run(ask).outcome
-    rate = outcome.measurement.samples_per_second if isinstance(outcome, Measured) else None
+    rate = explorer.launcher.run(ask).samples_per_second
     return 1 / rate if rate else None
+
+
+def _has_samples(task: Task, config: Config) -> bool:
+    """Whether the data set has samples for a step, as far as is known."""
+    length = task.workload.dataset_length
+    return length is None or config.samples_per_optimizer_step * task.space.world_size <= length
+
+
+def _is_cheap(explorer: Explorer, core: Config) -> bool:
+    """Whether a launch for memory and one for time take little of what was, and of what is left."""
+    plan, budget = explorer.plan, explorer.launcher.budget
+    cost = plan.cost(core, "memory", cycles=MEMORY_CYCLES)
+    cost += plan.cost(core, "compute", cycles=FEWEST_CYCLES)
+    spent = sum(trial.wall_seconds for trial in explorer.launcher.trials)
+    has_time = cost <= min(SPARE_SHARE * spent, LEFT_SHARE * budget.remaining_seconds)
+    return has_time and budget.remaining_launches > 1

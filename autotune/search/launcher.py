@@ -202,6 +202,16 @@ class Launcher:
         self._tell(entry.ask, outcome=report.outcome)
         return report.outcome
 
+    def timed(self, entry: Entry, *, seed: int) -> float | None:
+        """Launch an open trial's config once more; return log seconds per sample, None without.
+
+        Raises:
+            BudgetSpent: If nothing more may be launched.
+        """
+        outcome = self.launch(entry, seed=seed)
+        rate = outcome.measurement.samples_per_second if isinstance(outcome, Measured) else None
+        return -math.log(rate) if rate else None
+
     def close(self, entry: Entry) -> Trial:
         """Return an open trial, which has at least one outcome, as a record handed to all."""
         trial = Trial(

@@ -5,11 +5,13 @@ spare, and up from there while more workers still bring more and the loader is w
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
 
-from autotune.outcome import Measured
 from autotune.search.launcher import Ask, Launcher
 from autotune.search.plan import Plan
+from autotune.search.task import Task
 from autotune.space import Config
 
 HEADROOM = 1.3
@@ -42,16 +44,79 @@ class Loading:
 
         Loading and computing overlap where there are workers, and add up where there are none.
         """
-        load = self.seconds.get(num_workers)
-        if load is None:
-            known = [w for w in self.seconds if w]
-            nearest = min(known, key=lambda w: abs(w - num_workers), default=0)
-            load = self.seconds.get(nearest, 0.0)
+        load = self._load_seconds(num_workers)
         return max(compute_seconds, load) if num_workers else compute_seconds + load
 
     def binds(self, compute_seconds: float) -> bool:
         """Whether even the best number of workers leaves the device waiting."""
         return bool(self.seconds) and min(self.seconds.values()) > FAST_ENOUGH * compute_seconds
+
+    @property
+    def sound_counts(self) -> list[int]:
+        """The numbers of workers that were measured and neither crash nor hang, ascending."""
+        return [count for count in sorted(self.seconds) if self.is_sound(count)]
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether some number of workers crashes or hangs."""
+        return self.broken_from < math.inf
+
+    def is_sound(self, num_workers: int) -> bool:
+        """Whether so many workers are not known to crash or hang."""
+        return num_workers < self.broken_from
+
+    def with_drained(self, num_workers: int, rate: float | None) -> Self:
+        """Return what is known after a drain gave so many samples per second; None if it failed."""
+        if not rate:
+            return replace(self, broken_from=num_workers)
+        return replace(self, seconds={**self.seconds, num_workers: 1 / rate})
+
+    def next_count(self, counts: Sequence[int], *, compute_seconds: float) -> int | None:
+        """Return the number of workers to look at next; None where there is nothing to gain.
+
+        Args:
+            counts: What may be looked at, ascending.
+            compute_seconds: Seconds per sample that the device takes.
+        """
+        larger = [count for count in counts if count > self._most]
+        if not larger or not self._may_gain(compute_seconds):
+            return None
+        least = self._least_worth_a_look(compute_seconds)
+        return min((count for count in larger if count >= least), default=larger[-1])
+
+    @property
+    def _most(self) -> int:
+        """The most workers that were measured; -1 before any were."""
+        return max(self.seconds, default=-1)
+
+    def _load_seconds(self, num_workers: int) -> float:
+        """Return seconds per sample of the loader, by the nearest number where it has workers."""
+        if num_workers in self.seconds:
+            return self.seconds[num_workers]
+        known = [count for count in self.seconds if count]
+        nearest = min(known, key=lambda count: abs(count - num_workers), default=0)
+        return self.seconds.get(nearest, 0.0)
+
+    def _may_gain(self, compute_seconds: float) -> bool:
+        """Whether more workers than were measured may bring more."""
+        if self.is_broken:
+            return False
+        if self._most <= 0:
+            return True
+        return self._has_gained() and self.seconds[self._most] > FAST_ENOUGH * compute_seconds
+
+    def _has_gained(self) -> bool:
+        """Whether the last step to more workers paid; one worker says nothing of two."""
+        *fewer, most = sorted(self.seconds)
+        if most == 1 or not fewer:
+            return True
+        return self.seconds[fewer[-1]] > LEAST_GAIN * self.seconds[most]
+
+    def _least_worth_a_look(self, compute_seconds: float) -> float:
+        """Return the next number of workers, or after one that which should feed the device."""
+        if self._most == 1:
+            return HEADROOM * self.seconds[1] / compute_seconds
+        return self._most + 1
 
 
 def drain(
@@ -69,48 +134,18 @@ def drain(
     Raises:
         BudgetSpent: If nothing more may be launched.
     """
-    space = launcher.task.space
-    counts = [int(w or 0) for w in space.choices("num_workers")]
-    seconds, broken_from = dict(known.seconds), known.broken_from
-    workers = min(counts, default=None)
-    if seconds:
-        workers = _next_count(seconds, counts, compute_seconds=compute_seconds)
-    while workers is not None:
-        config = space.with_workers(at, workers)
-        cycles = math.ceil((2 * workers + LEAST_FETCHES) / config.accumulation_steps)
-        if not plan.affords(plan.cost(config, "loader", cycles=cycles), phase="D"):
+    task, found = launcher.task, known
+    counts = task.worker_counts
+    while (workers := found.next_count(counts, compute_seconds=compute_seconds)) is not None:
+        ask = _drained(task, at, workers)
+        if not plan.affords(plan.cost(ask.config, "loader", cycles=ask.cycles), phase="D"):
             break
-        ask = Ask(config=config, purpose="loader", phase="D", cycles=cycles)
-        outcome = launcher.run(ask).outcome
-        rate = outcome.measurement.samples_per_second if isinstance(outcome, Measured) else None
-        if not rate:
-            broken_from = workers
-            break
-        seconds[workers] = 1 / rate
-        workers = _next_count(seconds, counts, compute_seconds=compute_seconds)
-    return Loading(seconds=seconds, broken_from=broken_from)
+        found = found.with_drained(workers, launcher.run(ask).samples_per_second)
+    return found
 
 
-def _next_count(
-    seconds: dict[int, float], counts: list[int], *, compute_seconds: float
-) -> int | None:
-    """Return the number of workers to look at next; None where there is nothing to gain."""
-    last = max(seconds)
-    larger = [count for count in counts if count > last]
-    if not larger or not _may_gain(seconds, compute_seconds=compute_seconds):
-        return None
-    if last > 1:
-        return larger[0]
-    wanted = HEADROOM * seconds[1] / compute_seconds if 1 in seconds else 1
-    return next((count for count in larger if count >= wanted), larger[-1])
-
-
-def _may_gain(seconds: dict[int, float], *, compute_seconds: float) -> bool:
-    """Whether more workers than were measured may bring more."""
-    last = max(seconds)
-    if last == 0:
-        return True
-    if seconds[last] <= FAST_ENOUGH * compute_seconds:
-        return False
-    fewer = [count for count in seconds if count < last]
-    return last == 1 or not fewer or seconds[max(fewer)] > LEAST_GAIN * seconds[last]
+def _drained(task: Task, at: Config, num_workers: int) -> Ask:
+    """Return what is asked of a loader with so many workers: batches enough beyond its queue."""
+    config = task.space.with_workers(at, num_workers)
+    cycles = math.ceil((2 * num_workers + LEAST_FETCHES) / config.accumulation_steps)
+    return Ask(config=config, purpose="loader", phase="D", cycles=cycles)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from autotune.search.bounds import FIRST_LOOK, LAST_LOOK
 from autotune.search.task import Task
-from autotune.space import SWITCHES, Value
+from autotune.space import Value, knob_value
 from autotune.units import format_bytes, format_duration
 
 FOOTING_LAUNCHES = 3
@@ -28,6 +28,9 @@ MOST_LOOKS = 3
 
 MOST_SPLITS = 12
 """More splits than this are not listed one by one."""
+
+_TURNED = ("threads", "cudnn_benchmark")
+"""Knobs that are turned at the best size, one launch each."""
 
 _NAMES = {
     "amp": "precision",
@@ -55,15 +58,11 @@ def plan_of(
 
 
 def _lines(task: Task, *, time_seconds: float | None, trials: int | None) -> Iterator[str]:
-    space = task.space
     limit = format_bytes(task.limit_bytes)
     yield f"baseline: {task.baseline.describe()}, within {limit} on {task.device.name}"
     yield f"batch size x accumulation steps: {_splits(task)}"
-    for knob, name in _NAMES.items():
-        choices = space.choices(knob)
-        if len(choices) > 1:
-            yield f"{name}: {', '.join(_word(knob, value) for value in choices)}{_only(task, knob)}"
-    for knob, reason in space.left_out.items():
+    yield from _tuned(task)
+    for knob, reason in task.space.left_out.items():
         yield f"not tuned: {knob} ({reason})"
     yield (
         "in turn: what fits, what is fast, what the loader gives, a race of the best few, "
@@ -74,53 +73,70 @@ def _lines(task: Task, *, time_seconds: float | None, trials: int | None) -> Ite
 
 def _splits(task: Task) -> str:
     """Return the splits in words, the middle of many left out."""
-    shown = [f"{size} x {steps}" for size, steps in task.space.splits()]
-    if len(shown) > MOST_SPLITS:
-        half = MOST_SPLITS // 2
-        shown = [*shown[:half], "…", *shown[-half:]]
+    shown = _shortened([f"{size} x {steps}" for size, steps in task.space.splits()])
     kept = task.space.global_batch
     told = "the global batch is free" if kept is None else f"the global batch of {kept} is kept"
     return f"{', '.join(shown)} ({told})"
 
 
+def _shortened(words: list[str]) -> list[str]:
+    if len(words) <= MOST_SPLITS:
+        return words
+    half = MOST_SPLITS // 2
+    return [*words[:half], "…", *words[-half:]]
+
+
+def _tuned(task: Task) -> Iterator[str]:
+    """Yield the knobs that there is a choice of, each with its values."""
+    for knob in filter(task.has_choice, _NAMES):
+        words = ", ".join(_word(knob, value) for value in task.space.choices(knob))
+        yield f"{_NAMES[knob]}: {words}{_only(task, knob)}"
+
+
 def _word(knob: str, value: Value) -> str:
-    if knob == "amp":
-        return "fp32" if value == "off" else str(value)
-    if knob in SWITCHES:
-        return "on" if value else "off"
-    return "default" if value is None else str(value)
+    return "fp32" if (knob, value) == ("amp", "off") else knob_value(value)
 
 
 def _only(task: Task, knob: str) -> str:
-    is_partial = knob == "checkpointing" and task.goal == "throughput"
+    is_partial = knob == "checkpointing" and not task.saves_memory
     return " (only where a batch does not fit without)" if is_partial else ""
 
 
 def _cost(task: Task, *, time_seconds: float | None, trials: int | None) -> str:
-    launches = expected_launches(task)
+    most = math.inf if trials is None else trials
+    launches = min(expected_launches(task), most)
+    limits = " and ".join(_limits(time_seconds=time_seconds, trials=trials))
+    return f"about {launches} launches, fewer where time is short: {limits or 'no limit was set'}"
+
+
+def _limits(*, time_seconds: float | None, trials: int | None) -> Iterator[str]:
     if trials is not None:
-        launches = min(launches, trials)
-    most = [] if trials is None else [f"at most {trials}"]
+        yield f"at most {trials}"
     if time_seconds is not None:
-        most.append(f"at most {format_duration(time_seconds)}")
-    limits = " and ".join(most) or "no limit was set"
-    return f"about {launches} launches, fewer where time is short: {limits}"
+        yield f"at most {format_duration(time_seconds)}"
 
 
 def expected_launches(task: Task) -> int:
     """Return about how many launches a search makes that time does not limit."""
-    space = task.space
-    sizes = [size for size, _ in space.splits()]
-    cells = [cell for cell in task.cells() if cell[1] == "off"]
-    if not cells or task.goal == "memory":
-        cells = [*task.cells()]
-    doublings = math.ceil(math.log2(max(sizes) / min(task.baseline.batch_size, max(sizes))))
-    climbing = doublings + 1
+    sizes = [size for size, _ in task.space.splits()]
+    cells = _timed_cells(task)
     timing = math.ceil(SWEPT_SHARE * len(sizes))
-    switches = sum(len(space.choices(knob)) > 1 for knob in ("threads", "cudnn_benchmark"))
-    loading = min(len(space.choices("num_workers")), MOST_LOOKS)
-    if max(len(sizes), len(cells), loading) == 1 and not switches:
+    switches = sum(map(task.has_choice, _TURNED))
+    loading = min(len(task.worker_counts), MOST_LOOKS)
+    if max(len(sizes), cells, loading) == 1 and not switches:
         return FOOTING_LAUNCHES + timing  # nothing to choose from
-    checks = len(cells) if len(cells) * len(sizes) > 1 else 0
-    found = len(cells) * (climbing + timing) + switches + loading + checks
+    checks = cells if cells * len(sizes) > 1 else 0
+    climbing = _rungs(task.baseline.batch_size, max(sizes))
+    found = cells * (climbing + timing) + switches + loading + checks
     return FOOTING_LAUNCHES + found + RACE_LAUNCHES + REFINING_LAUNCHES + CONFIRMING_LAUNCHES
+
+
+def _timed_cells(task: Task) -> int:
+    """Return how many cells are timed: those that only recompute are not."""
+    plain = [kind for _, kind in task.cells() if kind == "off"]
+    return len(task.cells()) if task.saves_memory or not plain else len(plain)
+
+
+def _rungs(start: int, most: int) -> int:
+    """Return how many sizes a climb by doubling looks at."""
+    return math.ceil(math.log2(most / min(start, most))) + 1

@@ -5,7 +5,6 @@ set so too · D: the loader alone · E: a race of the best few · F: refinement 
 (METHOD.md D.1).
 """
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -81,7 +80,7 @@ class Explorer:
             self._aim()
             self._load()
         self._find()
-        if self._leads() and self.plan.has_verdict and self.plan.has_refused:
+        if self._leads() and self.plan.is_short_for_verdict:
             self.plan.release_verdict()  # nothing to confirm: its time is better spent on searching
             self._find()
 
@@ -92,15 +91,23 @@ class Explorer:
 
     def _find(self) -> None:
         """Time sizes, drain the loader, and race the best, as far as the plan affords it."""
-        ladders = self._sweep()
-        if best := turn_switches(self.speeds, self.launcher.task):
-            walk_rivals(self.speeds, ladders, best=best, reference=self.reference)
+        self._time()
         self._aim()
         if self.plan.runs("D") or self.loading.seconds:
             self._load()
         self._aim()
-        if self.guess != self.reference and not self.plan.has_verdict:
+        if self.guess != self.reference:
             self.plan.restore_verdict()
+        self._choose()
+
+    def _time(self) -> None:
+        """Time sizes, and at the best of them what else changes the step."""
+        ladders = self._sweep()
+        if best := turn_switches(self.speeds, self.launcher.task):
+            walk_rivals(self.speeds, ladders, best=best, reference=self.reference)
+
+    def _choose(self) -> None:
+        """Race the best, or at least time the best guess."""
         if self.plan.runs("E"):
             self._race()
         if not self.standings and not self.plan.has_verdict:
@@ -126,47 +133,56 @@ class Explorer:
 
     def admits(self, config: Config, *, phase: str) -> bool:
         """Whether a config may race: it fits, and its gradients agree; by launches if need be."""
-        if not self.known.may_race(config):
-            return False
-        cost = self.plan.cost(config, "check", cycles=CHECK_CYCLES)
-        is_known = self.guard.knows(config) and self.fits.state(config) == "fits"
-        if not is_known and not self.plan.affords(cost, phase="E"):
+        if not self.known.may_race(config) or not self._can_clear(config):
             return False
         return self.guard.admits(config, phase=phase) and self.fits.probe(config, phase=phase)
+
+    def _can_clear(self, config: Config) -> bool:
+        """Whether gradients and peak of a config are known, or can be had."""
+        if self.guard.knows(config) and self.fits.state(config) == "fits":
+            return True
+        cost = self.plan.cost(config, "check", cycles=CHECK_CYCLES)
+        return self.plan.affords(cost, phase="E")
 
     def _climb(self) -> None:
         """Find the sizes that fit in each cell, but for those that only recompute."""
         self._try_another_split()
         start = self.reference
-        for cell in cells(self.launcher.task, self.reference):
-            if not self._only_recomputes(cell):
-                start = replace(start, amp=cell.amp, checkpointing=cell.checkpointing)
-                ladder = self._sizes(find_sizes, start)
-                start = ladder[-1] if ladder else start
-                self._ladders.append(ladder)
+        for cell in self._cells(only_recomputing=False):
+            start = replace(start, amp=cell.amp, checkpointing=cell.checkpointing)
+            ladder = self._sizes(find_sizes, start)
+            self._ladders.append(ladder)
+            start = [start, *ladder][-1]
 
     def _sweep(self) -> list[list[Config]]:
         """Time the sizes of all cells, and return them; of checkpointed ones what fits there alone.
 
         Where recomputing proves no slower at a size that fits both ways, all their sizes are timed.
         """
-        partial = [c for c in cells(self.launcher.task, self.reference) if self._only_recomputes(c)]
-        beyond = [ladder for c in partial if (ladder := self._sizes(find_sizes_beyond, c))]
+        partial = self._cells(only_recomputing=True)
+        beyond = list(filter(None, (self._sizes(find_sizes_beyond, cell) for cell in partial)))
         ladders = [*self._ladders, *beyond]
         self.speeds.sweep(ladders)
         for ladder in beyond:
             self.speeds.measure(ladder[0])
-        unlike = [cell for cell in partial if self.speeds.gains_by_checkpointing(cell.amp)]
-        if unlike:
-            ladders += [self._sizes(find_sizes, cell) for cell in unlike]
-            self.speeds.sweep(ladders)
-        return ladders
+        return self._with_surprises(ladders, partial)
 
-    def _only_recomputes(self, cell: Config) -> bool:
-        """Whether a cell is that of another with checkpointing, which is a matter of memory."""
+    def _with_surprises(
+        self, ladders: list[list[Config]], partial: list[Config]
+    ) -> list[list[Config]]:
+        """Return ladders with all sizes of the cells where recomputing proved no slower, timed."""
+        unlike = [cell for cell in partial if self.speeds.gains_by_checkpointing(cell.amp)]
+        if not unlike:
+            return ladders
+        widened = [*ladders, *(self._sizes(find_sizes, cell) for cell in unlike)]
+        self.speeds.sweep(widened)
+        return widened
+
+    def _cells(self, *, only_recomputing: bool) -> list[Config]:
+        """Return the cells that only recompute what another computes, or all the others."""
         task = self.launcher.task
-        is_choice = "off" in task.space.choices("checkpointing")
-        return cell.checkpointing != "off" and is_choice and task.goal == "throughput"
+        found = cells(task, self.reference)
+        return [cell for cell in found if task.only_recomputes(cell) == only_recomputing]
 
     def _sizes(self, find: Callable[..., list[Config]], cell: Config) -> list[Config]:
         ladder = find(self.launcher, self.fits, self.plan, cell=cell)
@@ -175,11 +191,8 @@ class Explorer:
     def _try_another_split(self) -> None:
         """Check another split at once where BatchNorm sees the batch: most likely it disagrees."""
         task = self.launcher.task
-        is_kept = task.space.global_batch is not None
-        if not (task.workload.has_batch_norm and is_kept) or self.plan.is_tight:
-            return
         smaller = [s for s in task.space.splits() if s[0] < self.reference.batch_size]
-        if smaller:
+        if smaller and task.is_split_suspect and not self.plan.is_tight:
             self.admits(task.with_split(self.reference, smaller[-1]), phase="A")
 
     def _stalls(self) -> bool:
@@ -189,21 +202,18 @@ class Explorer:
 
     def _aim(self) -> None:
         """Plan with the config that is predicted to be best."""
-        allowed = [size for size in self.speeds.ranked() if self.guard.allows(size)]
-        if allowed:
-            self.guess = best_workers(self.known, allowed[0])
+        if sizes := self.known.sizes():
+            self.guess = best_workers(self.known, sizes[0])
             self.plan.pick = self.guess
 
     def _load(self) -> None:
         """Drain the loader: at the best size, or at the reference's where that is smaller."""
-        is_choice = len(self.launcher.task.space.choices("num_workers")) > 1
-        if self.guess is None or not is_choice or self.loading.broken_from < math.inf:
+        if self.guess is None or not self.launcher.task.has_choice("num_workers"):
             return
-        is_smaller = self.reference.batch_size < self.guess.batch_size
         self.loading = drain(
             self.launcher,
             self.plan,
-            at=self.reference if is_smaller else self.guess,
+            at=min(self.guess, self.reference, key=lambda config: config.batch_size),
             compute_seconds=self.speeds.of(self.guess),
             known=self.loading,
         )
@@ -216,19 +226,29 @@ class Explorer:
                 self.fits.weigh(size)
 
     def _race(self) -> None:
-        if self.launcher.task.goal == "memory":
+        if self.launcher.task.saves_memory:
             self._weigh()
         admitted = list(self._admitted())
         if not admitted:
             return
-        best = min(self.known.predicted(config) for config in admitted)
-        if self.reference_seconds < CLEARLY_FASTER * best or self.launcher.task.goal == "memory":
-            admitted.insert(1, self.reference)
-        while len(admitted) > FEWEST_RIVALS and not self._affords_rounds(admitted):
-            admitted.pop()
-        self.standings = self.race(admitted, rules=Rules.of(self.launcher.task.goal, phase="E"))
+        rules = Rules.of(self.launcher.task.goal, phase="E")
+        self.standings = self.race(self._affordable(admitted), rules=rules)
         if self.standings:
             self.plan.pick = self.standings[0].config
+
+    def _affordable(self, admitted: list[Config]) -> list[Config]:
+        """Return who races: the best of the admitted, and the reference unless far behind."""
+        racing = list(admitted)
+        if self._is_reference_near(admitted):
+            racing.insert(1, self.reference)
+        while len(racing) > FEWEST_RIVALS and not self._affords_rounds(racing):
+            racing.pop()
+        return racing
+
+    def _is_reference_near(self, admitted: list[Config]) -> bool:
+        """Whether the reference may be as good as the best; always where memory is the aim."""
+        best = min(map(self.known.predicted, admitted))
+        return self.launcher.task.saves_memory or self.reference_seconds < CLEARLY_FASTER * best
 
     def _try_guess(self) -> None:
         """Time the best guess end to end, where neither race nor verdict will."""
@@ -246,7 +266,10 @@ class Explorer:
     def _admitted(self) -> Iterator[Config]:
         """Yield rivals that pass the numerics guard, looking anew after each that does not."""
         tried: set[Config] = set()
-        while waiting := [config for config in rivals(self.known) if config not in tried]:
-            tried.add(waiting[0])
-            if self.admits(waiting[0], phase="E"):
-                yield waiting[0]
+        while rival := self._next_rival(tried):
+            tried.add(rival)
+            if self.admits(rival, phase="E"):
+                yield rival
+
+    def _next_rival(self, tried: set[Config]) -> Config | None:
+        return next((config for config in rivals(self.known) if config not in tried), None)

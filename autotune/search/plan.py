@@ -13,6 +13,9 @@ from autotune.space import Config
 
 Phase = Literal["A", "D", "E", "F"]
 
+_RACED_LATER: tuple[Phase, ...] = ("A", "D")
+"""Phases that leave the race what it needs."""
+
 LEAST_PAIRS = 4
 """A verdict needs so many pairs of launches (METHOD.md D.3)."""
 
@@ -87,10 +90,18 @@ class Plan:
         share = self.reserve_seconds() / left if left else math.inf
         launches = self._budget.remaining_launches - self._kept_launches()
         self.has_verdict = share <= VERDICT_SHARE and launches >= FREE_LAUNCHES
-        self._skipped = {phase for phase, most in RESERVE_SHARES.items() if share > most} | {
-            phase for phase, least in PHASE_LAUNCHES.items() if launches < least
-        }
+        self._skipped = _skipped(share, launches)
         self._floor = self._half_left()
+
+    @property
+    def is_explored(self) -> bool:
+        """Whether nothing had to be left out so far."""
+        return not (self.is_tight or self.has_refused)
+
+    @property
+    def is_short_for_verdict(self) -> bool:
+        """Whether something was not affordable while the verdict's time was kept."""
+        return self.has_verdict and self.has_refused
 
     @property
     def exploring_cycles(self) -> int:
@@ -118,13 +129,18 @@ class Plan:
 
     def affords(self, seconds: float, *, phase: Phase, launches: int = 1) -> bool:
         """Whether launches can be had, and what is kept for later is still there."""
-        free = self._budget.remaining_launches - self._kept_launches()
-        later = 0
-        if phase in {"A", "D"}:
-            later = RACE_LAUNCHES if self.runs("E") else 1  # the check of the best guess
-        is_affordable = free - later >= launches and self.spare_seconds(phase) >= seconds
+        is_affordable = (
+            self._spare_launches(phase) >= launches and self.spare_seconds(phase) >= seconds
+        )
         self.has_refused |= not is_affordable
         return is_affordable
+
+    def _spare_launches(self, phase: Phase) -> float:
+        """Return the launches that a phase may make: those that nothing later needs."""
+        free = self._budget.remaining_launches - self._kept_launches()
+        if phase not in _RACED_LATER:
+            return free
+        return free - (RACE_LAUNCHES if self.runs("E") else 1)  # or the check of the best guess
 
     def spare_seconds(self, phase: Phase) -> float:
         """Return the seconds that a phase may use: those that nothing later needs.
@@ -132,13 +148,18 @@ class Plan:
         Phases A and D come first in value, so each has half of what the verdict leaves in any case.
         """
         left = self._budget.remaining_seconds - self.reserve_seconds()
+        later = self._later_seconds(phase)
+        own = self._budget.remaining_seconds - self._floor if phase == "A" else left / 2
+        return min(left, max(left - later, own)) if later else left
+
+    def _later_seconds(self, phase: Phase) -> float:
+        """Return what the phases after one need at least."""
         later = 0.0
-        if phase in {"A", "D"} and self.runs("E"):
+        if phase in _RACED_LATER and self.runs("E"):
             later += RACE_LAUNCHES * self.cost(self.pick, "train")
         if phase == "A" and self.runs("D"):
             later += LOADER_LAUNCHES * self.cost(self.pick, "loader")
-        own = self._budget.remaining_seconds - self._floor if phase == "A" else left / 2
-        return min(left, max(left - later, own)) if later else left
+        return later
 
     def is_dear(self, config: Config, purpose: Purpose, *, cycles: int) -> bool:
         """Whether an exploring launch takes far more than the reference's, and much of the rest."""
@@ -154,11 +175,15 @@ class Plan:
         self._floor = self._half_left()
 
     def restore_verdict(self) -> None:
-        """Reserve the verdict's time again, where there is still so much."""
-        self.has_verdict = True
-        lacks_time = self.reserve_seconds() > self._budget.remaining_seconds
-        if lacks_time or self._kept_launches() > self._budget.remaining_launches:
-            self.has_verdict = False
+        """Reserve the verdict's time again where it was given up, if there is still so much."""
+        if not self.has_verdict:
+            self.has_verdict = True
+            self.has_verdict = self._has_reserve()
+
+    def _has_reserve(self) -> bool:
+        """Whether what is kept for later is still there."""
+        has_time = self.reserve_seconds() <= self._budget.remaining_seconds
+        return has_time and self._kept_launches() <= self._budget.remaining_launches
 
     def _half_left(self) -> float:
         """Return what is to be left of the budget when half of what the verdict leaves is used."""
@@ -171,10 +196,21 @@ class Plan:
 
     def _fitting_cycles(self, left: float, cycle: float) -> int:
         """Return the most cycles, of 3 to 10, whose verdict stays within its share."""
-        most = MOST_CYCLES
-        if 0 < cycle * MOST_CYCLES < SHORTEST_WINDOW_SECONDS:
-            most = min(math.ceil(SHORTEST_WINDOW_SECONDS / cycle), LONGEST_RUN_CYCLES)
-        self.cycles = most
+        self.cycles = _wanted_cycles(cycle)
         while self.cycles > FEWEST_CYCLES and self.reserve_seconds() > RESERVE_SHARES["F"] * left:
             self.cycles -= 1
         return self.cycles
+
+
+def _skipped(share: float, launches: float) -> set[Phase]:
+    """Return the phases that are given up, by the verdict's share of the time and launches left."""
+    lack_time = {phase for phase, most in RESERVE_SHARES.items() if share > most}
+    lack_launches = {phase for phase, least in PHASE_LAUNCHES.items() if launches < least}
+    return lack_time | lack_launches
+
+
+def _wanted_cycles(cycle_seconds: float) -> int:
+    """Return the most cycles that a launch measures: more than ten where they are very short."""
+    if not 0 < cycle_seconds * MOST_CYCLES < SHORTEST_WINDOW_SECONDS:
+        return MOST_CYCLES
+    return min(math.ceil(SHORTEST_WINDOW_SECONDS / cycle_seconds), LONGEST_RUN_CYCLES)

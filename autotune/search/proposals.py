@@ -1,10 +1,13 @@
 """Configs near others: a box around the leader, its neighbours, and the nearest one of a space."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from autotune.space import Config, SearchSpace, Value
+
+Item = TypeVar("Item")
 
 BOX_POSITIONS = 2
 """How many positions from the leader a box reaches in each ordered knob (METHOD.md, head 8)."""
@@ -12,12 +15,25 @@ BOX_POSITIONS = 2
 _ORDERED = ("batch_size", "num_workers", "prefetch_factor", "threads")
 _UNORDERED = ("amp", "checkpointing", "pin_memory", "cudnn_benchmark")
 
+_FAR = ("batch_size",)
+"""Knobs of which the second neighbours are neighbours too."""
+
 
 def ordered_values(space: SearchSpace, knob: str) -> tuple[Value, ...]:
     """Return the values of a knob that can be had, ascending; batch sizes only where they split."""
     if knob == "batch_size":
         return tuple(size for size, _ in space.splits())
     return space.choices(knob)
+
+
+def beside(items: Sequence[Item], place: int, *, distance: int = 1) -> list[Item]:
+    """Return what stands so far before and behind a place; none beyond the ends.
+
+    >>> beside("abc", 1), beside("abc", 0)
+    (['a', 'c'], ['b'])
+    """
+    places = (place - distance, place + distance)
+    return [items[other] for other in places if 0 <= other < len(items)]
 
 
 def box_around(space: SearchSpace, leader: Config) -> SearchSpace:
@@ -37,26 +53,33 @@ def neighbours(space: SearchSpace, leader: Config) -> Iterator[Config]:
     Workers by one position, batch sizes by one and two, prefetch and threads by one, each switch,
     each other precision and kind of checkpointing.
     """
-    for distance in range(1, BOX_POSITIONS + 1):
-        for knob in _ORDERED:
-            if distance == 1 or knob == "batch_size":
-                yield from _moved(space, leader, knob=knob, distance=distance)
+    for knob in _ORDERED:
+        yield from _moved(space, leader, knob=knob, distance=1)
+    for knob in _FAR:
+        yield from _moved(space, leader, knob=knob, distance=BOX_POSITIONS)
     for knob in _UNORDERED:
-        for value in space.choices(knob):
-            if value != getattr(leader, knob):
-                yield _with(leader, {knob: value})
+        yield from _switched(space, leader, knob=knob)
 
 
 def _moved(space: SearchSpace, leader: Config, *, knob: str, distance: int) -> Iterator[Config]:
-    if knob == "prefetch_factor" and not leader.num_workers:
-        return
+    for value in _values_beside(space, leader, knob=knob, distance=distance):
+        yield with_value(space, leader, knob=knob, value=value)
+
+
+def _values_beside(
+    space: SearchSpace, leader: Config, *, knob: str, distance: int
+) -> Sequence[Value]:
     choices = ordered_values(space, knob)
-    if not choices:
-        return
-    place = _place(choices, getattr(leader, knob))
-    for other in (place - distance, place + distance):
-        if 0 <= other < len(choices):
-            yield with_value(space, leader, knob=knob, value=choices[other])
+    is_idle = knob == "prefetch_factor" and not leader.num_workers
+    if is_idle or not choices:
+        return ()
+    return beside(choices, _place(choices, getattr(leader, knob)), distance=distance)
+
+
+def _switched(space: SearchSpace, leader: Config, *, knob: str) -> Iterator[Config]:
+    for value in space.choices(knob):
+        if value != getattr(leader, knob):
+            yield _with(leader, {knob: value})
 
 
 def with_value(space: SearchSpace, config: Config, *, knob: str, value: Value) -> Config:
@@ -64,9 +87,8 @@ def with_value(space: SearchSpace, config: Config, *, knob: str, value: Value) -
     if knob == "num_workers":
         return space.with_workers(config, int(value or 0))
     if knob == "batch_size":
-        return _with(
-            config, {knob: value, "accumulation_steps": dict(space.splits())[int(value or 1)]}
-        )
+        steps = dict(space.splits())
+        return _with(config, {knob: value, "accumulation_steps": steps[int(value or 1)]})
     return _with(config, {knob: value})
 
 
@@ -79,27 +101,29 @@ def snapped(values: Mapping[str, Value], space: SearchSpace, *, leader: Config) 
         leader: The best config so far.
     """
     wanted = {**leader.to_dict(), **values}
-    size = _nearest(ordered_values(space, "batch_size"), wanted["batch_size"])
-    config = with_value(space, leader, knob="batch_size", value=size)
-    workers = _nearest(space.choices("num_workers"), wanted["num_workers"])
-    config = space.with_workers(config, int(workers or 0))
-    changes: dict[str, Value] = {"threads": _nearest(space.choices("threads"), wanted["threads"])}
-    if config.num_workers and space.choices("prefetch_factor"):
-        changes["prefetch_factor"] = _nearest(
-            space.choices("prefetch_factor"), wanted["prefetch_factor"]
-        )
-    for knob in _UNORDERED:
-        if wanted[knob] in space.choices(knob):
-            changes[knob] = wanted[knob]
+    config = leader
+    for knob in ("batch_size", "num_workers"):
+        config = with_value(space, config, knob=knob, value=_nearest(space, wanted, knob=knob))
+    changes = {knob: wanted[knob] for knob in _UNORDERED if wanted[knob] in space.choices(knob)}
+    for knob in ("threads", *_prefetching(space, config)):
+        changes[knob] = _nearest(space, wanted, knob=knob)
     return _with(config, changes)
+
+
+def _prefetching(space: SearchSpace, config: Config) -> tuple[str, ...]:
+    """Return the knob of batches made ahead, where a config and a space leave it to choose."""
+    is_choice = config.num_workers and space.choices("prefetch_factor")
+    return ("prefetch_factor",) if is_choice else ()
 
 
 def _with(config: Config, changes: Mapping[str, Value]) -> Config:
     return Config.from_dict({**config.to_dict(), **changes})
 
 
-def _nearest(choices: tuple[Value, ...], wanted: Value) -> Value:
-    return choices[_place(choices, wanted)] if choices else wanted
+def _nearest(space: SearchSpace, wanted: Mapping[str, Value], *, knob: str) -> Value:
+    """Return the value of a space that is nearest to what is wanted of a knob."""
+    choices = ordered_values(space, knob)
+    return choices[_place(choices, wanted[knob])] if choices else wanted[knob]
 
 
 def _place(choices: tuple[Value, ...], wanted: Value) -> int:

@@ -8,10 +8,10 @@ by having won, so its figures claim nothing (METHOD.md D.3).
 import math
 import random
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from autotune.outcome import Measured, Trial
+from autotune.outcome import Trial
 from autotune.search.launcher import Ask, Entry, Launcher, windows_ahead
 from autotune.search.plan import Phase, Plan
 from autotune.search.task import KEPT_THROUGHPUT, Goal
@@ -99,40 +99,36 @@ class Race:
         rivals = list(dict.fromkeys(configs))
         self._told = ("race", self._rules.phase, *rivals)
         self._random.seed(repr((self._launcher.task.seed, self._told)))
-        asks = [
-            Ask(
-                config=config,
-                purpose="train",
-                phase=self._rules.phase,
-                cycles=self._plan.cycles,
-                skip_windows=windows_ahead(rivals),
-            )
-            for config in rivals
-        ]
-        with self._launcher.racing(asks) as entries:
-            self._logs = {entry.ask.config: [] for entry in entries}
+        self._logs = {config: [] for config in rivals}
+        with self._launcher.racing(self._asks(rivals)) as entries:
             for _ in range(self._rules.most_rounds):
-                running = [e for e in entries if e.ask.config not in self._out]
+                running = [entry for entry in entries if entry.ask.config not in self._out]
                 if self._is_decided(running) or not self._can_run_round(running):
                     break
                 self._run_round(running, may_run)
                 self._eliminate(running)
         return self._standings(entries)
 
+    def _asks(self, rivals: Sequence[Config]) -> Iterator[Ask]:
+        for config in rivals:
+            yield Ask(
+                config=config,
+                purpose="train",
+                phase=self._rules.phase,
+                cycles=self._plan.cycles,
+                skip_windows=windows_ahead(rivals),
+            )
+
     def _run_round(self, entries: list[Entry], may_run: Callable[[Config], bool]) -> None:
         """Launch each rival once, in random order, on the same data."""
         seed = self._launcher.new_seed(*self._told)
         for entry in self._random.sample(entries, len(entries)):
             config = entry.ask.config
-            if not may_run(config):
+            time = self._launcher.timed(entry, seed=seed) if may_run(config) else None
+            if time is None:
                 self._out.add(config)
-                continue
-            outcome = self._launcher.launch(entry, seed=seed)
-            rate = outcome.measurement.samples_per_second if isinstance(outcome, Measured) else None
-            if rate:
-                self._logs[config].append(-math.log(rate))
             else:
-                self._out.add(config)
+                self._logs[config].append(time)
 
     def _can_run_round(self, entries: list[Entry]) -> bool:
         seconds = sum(self._plan.cost(entry.ask.config, "train") for entry in entries)
@@ -140,8 +136,12 @@ class Race:
 
     def _leader(self) -> Config | None:
         """Return the fastest of those that ran every round so far."""
-        running = {c: logs for c, logs in self._logs.items() if c not in self._out and logs}
-        return min(running, key=lambda c: statistics.fmean(running[c]), default=None)
+        running = [config for config in self._logs if self._is_running(config)]
+        return min(running, key=lambda config: statistics.fmean(self._logs[config]), default=None)
+
+    def _is_running(self, config: Config) -> bool:
+        """Whether a config was measured in every round so far."""
+        return config not in self._out and len(self._logs[config]) > 0
 
     def _losses(self, config: Config, leader: Config) -> list[float]:
         """Return the log ratios to the leader, of the rounds that both ran."""
@@ -150,13 +150,12 @@ class Race:
         ]
 
     def _eliminate(self, entries: list[Entry]) -> None:
+        """Put out who was measured in every round, and is beaten."""
         leader = self._leader()
         if leader is None:
             return
-        for entry in entries:
-            config = entry.ask.config
-            if config not in self._out and self._is_beaten(self._losses(config, leader)):
-                self._out.add(config)
+        running = filter(self._is_running, [entry.ask.config for entry in entries])
+        self._out |= {c for c in running if self._is_beaten(self._losses(c, leader))}
 
     def _is_beaten(self, losses: list[float]) -> bool:
         rounds = len(losses)
@@ -175,20 +174,22 @@ class Race:
             return not entries
         if len(entries) == 1:
             return True
-        losses = [self._losses(entry.ask.config, leader) for entry in entries]
-        if self._rules.slack or min(len(found) for found in losses) < LEAST_ROUNDS:
+        return not self._rules.slack and self._are_tied(
+            [self._losses(entry.ask.config, leader) for entry in entries]
+        )
+
+    def _are_tied(self, losses: list[list[float]]) -> bool:
+        """Whether enough rounds show that some configs are as good as each other."""
+        if min(map(len, losses)) < LEAST_ROUNDS:
             return False
-        return all(statistics.fmean(found) <= TIE for found in losses)
+        return max(map(statistics.fmean, losses)) <= TIE
 
     def _standings(self, entries: list[Entry]) -> list[Standing]:
-        leader = self._leader()
-        found = []
-        for entry in entries:
-            if entry.trial is None:
-                continue
-            config = entry.ask.config
-            is_measured = isinstance(entry.trial.outcome, Measured) and leader is not None
-            losses = self._losses(config, leader) if is_measured and leader else []
-            loss = statistics.fmean(losses) if losses else math.inf
-            found.append(Standing(config=config, loss=loss, rounds=len(losses), trial=entry.trial))
+        found = [self._standing(entry.trial) for entry in entries if entry.trial is not None]
         return sorted(found, key=lambda standing: (standing.loss, -standing.rounds))
+
+    def _standing(self, trial: Trial) -> Standing:
+        leader = self._leader()
+        losses = self._losses(trial.config, leader) if trial.measured and leader else []
+        loss = statistics.fmean(losses) if losses else math.inf
+        return Standing(config=trial.config, loss=loss, rounds=len(losses), trial=trial)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from autotune.outcome import Estimate, Measured, Measurement, Runner, Trial, Verdict
+from autotune.outcome import Estimate, Measurement, Runner, Trial, Verdict
 from autotune.search.budget import Budget, BudgetSpent
 from autotune.search.confirm import (
     HARDLY_SLOWER,
@@ -121,8 +121,7 @@ class Search:
         explorer = self._explored(footing, plan)
         pick = self._verified_pick(explorer, plan)
         if pick == footing.reference.config:
-            is_searched = not (plan.is_tight or plan.has_refused)
-            self._decided = self._keep(is_searched=is_searched or bool(explorer.standings))
+            self._decided = self._keep(is_searched=plan.is_explored or bool(explorer.standings))
         else:
             self._decided = self._judged(pick, plan)
         return self._with_outlook(self._decided, explorer)
@@ -139,8 +138,7 @@ class Search:
 
     def _explored(self, footing: Footing, plan: Plan) -> Explorer:
         """Return what was found until phases or budget ended."""
-        seen = footing.reference.measured
-        rate = seen.samples_per_second if seen else None
+        rate = footing.reference.samples_per_second
         explorer = Explorer(
             self._launcher,
             self._fits,
@@ -160,25 +158,30 @@ class Search:
         for config in _candidates(explorer):
             if config in self._verified:
                 return config
-            if not explorer.known.may_race(config) or not self._can_verify(config, plan):
-                continue
-            ask = Ask(
-                config=config,
-                purpose="verify",
-                phase="verify",
-                cycles=VERIFY_CYCLES,
-                is_needed=True,
-                predicted_peak_bytes=self._fits.predict(config).peak_bytes,
-            )
-            trial = self._launcher.run(ask)
-            if isinstance(trial.outcome, Measured):
-                self._verified[config] = trial
+            may_run = explorer.known.may_race(config) and self._can_verify(config, plan)
+            if may_run and self._passes(config):
                 return config
-            self._notes.append(
-                f"{config.describe()} was fastest in the race, but did not pass verification: "
-                f"{trial.outcome.reason}"
-            )
         return explorer.reference
+
+    def _passes(self, config: Config) -> bool:
+        """Return whether a config passes verification, by a launch; tell where it does not."""
+        ask = Ask(
+            config=config,
+            purpose="verify",
+            phase="verify",
+            cycles=VERIFY_CYCLES,
+            is_needed=True,
+            predicted_peak_bytes=self._fits.predict(config).peak_bytes,
+        )
+        trial = self._launcher.run(ask)
+        if trial.measured:
+            self._verified[config] = trial
+            return True
+        self._notes.append(
+            f"{config.describe()} was fastest in the race, but did not pass verification: "
+            f"{trial.outcome.reason}"
+        )
+        return False
 
     def _can_verify(self, config: Config, plan: Plan) -> bool:
         budget = self._launcher.budget
@@ -198,8 +201,7 @@ class Search:
                 return self._decision("keep", reference, estimate=found.estimate)
             case "unfinished":
                 self._notes.append("the budget ended before enough pairs of launches were run")
-                is_faster = self._rate(pick) > self._rate(reference)
-                answer = pick if is_faster else reference
+                answer = max(reference, pick, key=self._rate)
                 return self._decision("unconfirmed", answer, estimate=found.estimate)
 
     def _with_outlook(self, decision: Decision, explorer: Explorer) -> Decision:
@@ -212,11 +214,9 @@ class Search:
 
     def _saves_memory(self, pick: Config) -> bool:
         """Whether less memory is the aim, and a pick needs less than the reference."""
-        own, other = (
-            (trial.measured.peak_bytes if trial.measured else None) or 0
-            for trial in (self._verified[pick], self._verified[self._reference])
-        )
-        return self._launcher.task.goal == "memory" and own < other
+        own, other = self._verified[pick], self._verified[self._reference]
+        needs_less = (own.peak_bytes or 0) < (other.peak_bytes or 0)
+        return self._launcher.task.saves_memory and needs_less
 
     def _keep(self, *, is_searched: bool) -> Decision:
         """Return the decision for the reference, which nothing was found to beat."""
@@ -290,7 +290,7 @@ class Search:
     def _end_to_end(self) -> Iterator[Trial]:
         """Yield the end-to-end trials that were measured, the latest first."""
         for trial in reversed(self._launcher.trials):
-            if trial.study == "e2e" and isinstance(trial.outcome, Measured):
+            if trial.study == "e2e" and trial.measured:
                 yield trial
 
     def _latest(self, config: Config) -> Trial | None:
@@ -311,11 +311,7 @@ class Search:
         """Tell what the spread of the pairs means for what could be seen."""
         if found.spread is None or found.estimate is None:
             return
-        if found.spread > UNSTABLE_SPREAD:
-            self._notes.append(
-                f"unstable: pairs of launches differ by {found.spread:.1%}; other work on this "
-                "machine, or samples of very unequal size"
-            )
+        self._notes += _on_spread(found.spread)
         if found.ending == "lost":
             least = detectable_gain(found.spread, found.estimate.pairs)
             self._notes.append(f"gains under {least:.1%} cannot be seen in so many launches here")
@@ -330,8 +326,17 @@ def _candidates(explorer: Explorer) -> Iterator[Config]:
 
 
 def _rate_of(trial: Trial) -> float:
-    measured = trial.measured
-    return (measured.samples_per_second or 0.0) if measured else 0.0
+    return trial.samples_per_second or 0.0
+
+
+def _on_spread(spread: float) -> list[str]:
+    """Return what is to be said of the spread of pairs."""
+    if spread <= UNSTABLE_SPREAD:
+        return []
+    return [
+        f"unstable: pairs of launches differ by {spread:.1%}; other work on this "
+        "machine, or samples of very unequal size"
+    ]
 
 
 __all__ = ["Decision", "Event", "Search", "Task", "run_search"]

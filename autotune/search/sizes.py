@@ -11,6 +11,7 @@ where its sizes do not fit otherwise, and at one that fits both ways, to see whe
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import filterfalse
 
 from autotune.search.fits import Fits, cell_of
 from autotune.search.launcher import MEMORY_CYCLES, Launcher
@@ -50,8 +51,8 @@ def find_sizes(launcher: Launcher, fits: Fits, plan: Plan, *, cell: Config) -> l
     task = launcher.task
     ladder = _ladder(task, cell)
     low = _first_that_fits(ladder, _place(ladder, cell), fits=fits, plan=plan)
-    is_own = cell_of(cell) == cell_of(task.baseline)
-    return _fitting(ladder, low, fits=fits, plan=plan, stride=STRIDE if is_own else 1)
+    stride = STRIDE if _is_of_baseline(task, cell) else 1
+    return _fitting(ladder, low, fits=fits, plan=plan, stride=stride)
 
 
 def find_sizes_beyond(launcher: Launcher, fits: Fits, plan: Plan, *, cell: Config) -> list[Config]:
@@ -69,14 +70,18 @@ def find_sizes_beyond(launcher: Launcher, fits: Fits, plan: Plan, *, cell: Confi
     ladder = _ladder(launcher.task, cell)
     states = [fits.state(without_checkpointing(config)) for config in ladder]
     first = max((n + 1 for n, state in enumerate(states) if state == "fits"), default=0)
-    if first == len(ladder) and cell_of(cell) != cell_of(launcher.task.baseline):
+    if first == len(ladder) and not _is_of_baseline(launcher.task, cell):
         fits.pass_over(ladder[-1], NOT_NEEDED, purpose="compute")
     if "over" not in states[first:]:
         return []
-    start, least = (first, first) if first else (_place(ladder, cell), 0)
-    low = _first_that_fits(ladder, start, fits=fits, plan=plan, least=least)
+    start = first or _place(ladder, cell)
+    low = _first_that_fits(ladder, start, fits=fits, plan=plan, least=first)
     found = _fitting(ladder, low, fits=fits, plan=plan, stride=STRIDE)
     return [config for config in found if config in ladder[max(first - 1, 0) :]]
+
+
+def _is_of_baseline(task: Task, cell: Config) -> bool:
+    return cell_of(cell) == cell_of(task.baseline)
 
 
 def _ladder(task: Task, cell: Config) -> list[Config]:
@@ -85,7 +90,12 @@ def _ladder(task: Task, cell: Config) -> list[Config]:
 
 def _place(ladder: Sequence[Config], cell: Config) -> int:
     """Return the rung of a cell's own batch size, or the one below it."""
-    return max((n for n, c in enumerate(ladder) if c.batch_size <= cell.batch_size), default=0)
+    return _highest(ladder, most=cell.batch_size)
+
+
+def _highest(ladder: Sequence[Config], *, most: int) -> int:
+    """Return the highest rung of at most so many samples; the first where none is."""
+    return max((rung for rung, c in enumerate(ladder) if c.batch_size <= most), default=0)
 
 
 def _fitting(
@@ -95,10 +105,9 @@ def _fitting(
     if low is None:
         return []
     top = _climbed(ladder, low, fits=fits, plan=plan, stride=stride)
-    for config in ladder[top + 1 :]:
-        if not fits.may_run(config):
-            fits.probe(config)  # known not to fit: recorded as skipped, with the reason
-    return [config for config in ladder[: top + 1] if fits.may_run(config)]
+    for config in filterfalse(fits.may_run, ladder[top + 1 :]):
+        fits.probe(config)  # known not to fit: recorded as skipped, with the reason
+    return list(filter(fits.may_run, ladder[: top + 1]))
 
 
 def _climbed(ladder: Sequence[Config], low: int, *, fits: Fits, plan: Plan, stride: int) -> int:
@@ -114,10 +123,10 @@ def _climbed(ladder: Sequence[Config], low: int, *, fits: Fits, plan: Plan, stri
             break
         if fits.probe(config):
             low, stride = rung, STRIDE
+        elif fits.state(config) == "doomed":
+            break
         else:
             high = rung
-            if fits.state(config) == "doomed":
-                break
     return low
 
 
@@ -131,8 +140,7 @@ def _first_that_fits(
             return rung
         if rung <= least:
             return None
-        half = ladder[rung].batch_size // STRIDE
-        rung = max((n for n in range(rung) if ladder[n].batch_size <= half), default=0)
+        rung = _highest(ladder[:rung], most=ladder[rung].batch_size // STRIDE)
     return None
 
 
@@ -142,8 +150,7 @@ def _next_rung(ladder: Sequence[Config], low: int, high: int, *, stride: int) ->
         return None
     if high < len(ladder):
         return (low + high) // 2
-    most = ladder[low].batch_size * stride
-    return max((n for n in range(low + 1, high) if ladder[n].batch_size <= most), default=low + 1)
+    return max(_highest(ladder[:high], most=ladder[low].batch_size * stride), low + 1)
 
 
 def _is_affordable(config: Config, fits: Fits, plan: Plan) -> bool:

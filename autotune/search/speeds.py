@@ -6,16 +6,16 @@ worth is judged by that cell alone (METHOD.md F.2 and F.3).
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import zip_longest
+from itertools import chain, zip_longest
 
-from autotune.outcome import Measured
 from autotune.search.choice import needs
 from autotune.search.costs import LIMIT_FLOOR_SECONDS, WARM_UP_CYCLES
 from autotune.search.fits import Fits
 from autotune.search.launcher import Ask, Launcher
 from autotune.search.plan import Plan
+from autotune.search.proposals import beside
 from autotune.search.sizes import without_checkpointing
 from autotune.space import Config
 
@@ -100,13 +100,18 @@ class Speeds:
             BudgetSpent: If nothing more may be launched.
         """
         core = self.core(config)
-        if core in self.seconds:
-            return self.seconds[core]
+        if core not in self.seconds and self._may_time(core):
+            self._time(core, phase=phase)
+        return self.seconds.get(core)
+
+    def _may_time(self, core: Config) -> bool:
+        """Whether a launch can be had, and is not wasted."""
+        if self._plan.is_dear(core, "compute", cycles=self._plan.exploring_cycles):
+            return False
+        return self._fits.may_run(core) and self._plan.affords(self._cost([core]), phase="A")
+
+    def _time(self, core: Config, *, phase: str) -> None:
         cycles = self._plan.exploring_cycles
-        cost = self._plan.cost(core, "compute", cycles=cycles)
-        is_dear = self._plan.is_dear(core, "compute", cycles=cycles)
-        if is_dear or not self._fits.may_run(core) or not self._plan.affords(cost, phase="A"):
-            return None
         ask = Ask(
             config=core,
             purpose="compute",
@@ -114,11 +119,8 @@ class Speeds:
             cycles=cycles,
             most_seconds=self._most_seconds(core, cycles),
         )
-        outcome = self._launcher.run(ask).outcome
-        if not isinstance(outcome, Measured) or not outcome.measurement.samples_per_second:
-            return None
-        self.seconds[core] = 1 / outcome.measurement.samples_per_second
-        return self.seconds[core]
+        if rate := self._launcher.run(ask).samples_per_second:
+            self.seconds[core] = 1 / rate
 
     def _most_seconds(self, core: Config, cycles: int) -> float:
         """Return after which time a size is surely far from the best."""
@@ -133,15 +135,16 @@ class Speeds:
         Small sizes whose optimizer step takes far longer than the reference's come last.
         """
         self._given_up.clear()
-        usual = COSTLY * self._cost([self._reference])
-        cheap = [[c for c in ladder if self._cost([c]) <= usual] for ladder in ladders]
-        for config in self._first_pass(cheap):
-            self.measure(config)
-        self.close_in(ladders)
-        for config in _in_turns(ladders, STRIDES[0]):
-            self.measure(config)
-        self.close_in(ladders)
+        cheap = [self._cheap(ladder) for ladder in ladders]
+        for sizes in (self._first_pass(cheap), _in_turns(ladders, STRIDES[0])):
+            for config in sizes:
+                self.measure(config)
+            self.close_in(ladders)
         self.close_in(ladders, reach=DIP)
+
+    def _cheap(self, ladder: Sequence[Config]) -> list[Config]:
+        usual = COSTLY * self._cost([self._reference])
+        return [config for config in ladder if self._cost([config]) <= usual]
 
     def close_in(
         self, ladders: Sequence[Sequence[Config]], *, reach: float = CLOSE, phase: str = "A"
@@ -167,20 +170,20 @@ class Speeds:
 
     def _neighbours(self, ladders: Sequence[Sequence[Config]], reach: float) -> list[Config]:
         """Return what was not yet tried beside sizes within reach of the best, best first."""
-        close = reach * self.best_seconds
-        found = [
-            (self.of(ladder[place]), ladder[beside])
-            for ladder in ladders
-            for place in range(len(ladder))
-            for beside in (place - 1, place + 1)
-            if 0 <= beside < len(ladder) and self.of(ladder[place]) <= close
-        ]
-        found.sort(key=lambda pair: pair[0])
-        return [
-            config
-            for _, config in found
-            if self.core(config) not in self.seconds and config not in self._given_up
-        ]
+        pairs = sorted(chain.from_iterable(map(_pairs, ladders)), key=lambda pair: self.of(pair[0]))
+        close = [pair for pair in pairs if self.of(pair[0]) <= reach * self.best_seconds]
+        return [neighbour for _, neighbour in close if self._is_open(neighbour)]
+
+    def _is_open(self, config: Config) -> bool:
+        """Whether a config was neither timed nor given up."""
+        return self.core(config) not in self.seconds and config not in self._given_up
+
+
+def _pairs(ladder: Sequence[Config]) -> Iterator[tuple[Config, Config]]:
+    """Yield each size of a ladder with the one below it and the one above it."""
+    for place, config in enumerate(ladder):
+        for neighbour in beside(ladder, place):
+            yield config, neighbour
 
 
 def _in_turns(ladders: Sequence[Sequence[Config]], stride: int) -> list[Config]:

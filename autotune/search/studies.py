@@ -8,7 +8,7 @@ Beside `storage` this is the only module that imports Optuna.
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from statistics import fmean
 from typing import Any, assert_never
@@ -33,7 +33,7 @@ from autotune.outcome import (
 )
 from autotune.search.proposals import box_around, snapped
 from autotune.search.storage import lease, open_storage, open_study, quiet
-from autotune.space import CHECKPOINTING, PRECISIONS, SWITCHES, Config, SearchSpace
+from autotune.space import CHECKPOINTING, PRECISIONS, SWITCHES, Config, SearchSpace, Value
 
 STUDIES = ("memory", "compute", "loader", "e2e", "checks")
 """The names of the studies in a storage, each after the search's own name and a slash."""
@@ -53,6 +53,7 @@ PROPOSALS = 12
 _GIB = 2**30
 _COUNTS = ("batch_size", "accumulation_steps", "num_workers", "prefetch_factor", "threads")
 _LOGARITHMIC = ("batch_size", "accumulation_steps")
+_OPTIONAL = ("prefetch_factor", "threads")
 _HISTORY = 200
 
 
@@ -93,10 +94,7 @@ class Studies:
         self._studies = {
             study: open_study(where, f"{name}/{study}", seed=seed) for study in STUDIES
         }
-        self._held = {
-            name: {_identity(trial) for trial in study.get_trials(deepcopy=False)}
-            for name, study in self._studies.items()
-        }
+        self._held = {study: _identities(kept) for study, kept in self._studies.items()}
 
     def study(self, name: str) -> optuna.Study:
         """Return one of the five studies."""
@@ -111,25 +109,29 @@ class Studies:
         """
         if trial.study == "e2e":
             self._measured.append(trial)
-        state, objective = _ending(trial)
-        constraint = self._memory_constraint(trial)
-        known = {} if constraint is None else {MEMORY_CONSTRAINT: constraint}
-        added = optuna.trial.create_trial(
-            state=state,
-            value=objective,
-            params=_parameters(trial.config),
-            distributions=_distributions(self._space, self._baseline, trial.config),
-            user_attrs=_attributes(trial) | self._lease,
-            intermediate_values=dict(enumerate(_reports(trial))),
-            constraints=known | {UNSETTLED_CONSTRAINT: 0.0 if is_settled else 1.0},
-        )
-        added.datetime_start, added.datetime_complete = _times(trial)
+        added = self._entry(trial, is_settled=is_settled)
         identity = _identity(added)
         if identity in self._held[trial.study]:
             return
         self._held[trial.study].add(identity)
         with quiet():
             self._studies[trial.study].add_trial(added)
+
+    def _entry(self, trial: Trial, *, is_settled: bool) -> FrozenTrial:
+        """Return a trial as its study holds it."""
+        state, objective = _ending(trial)
+        settled = {UNSETTLED_CONSTRAINT: float(not is_settled)}
+        entry = optuna.trial.create_trial(
+            state=state,
+            value=objective,
+            params=_parameters(trial.config),
+            distributions=_distributions(self._space, self._baseline, trial.config),
+            user_attrs=_attributes(trial) | self._lease,
+            intermediate_values=dict(enumerate(_reports(trial))),
+            constraints=self._memory_constraint(trial) | settled,
+        )
+        entry.datetime_start, entry.datetime_complete = _times(trial)
+        return entry
 
     def recommend(self, trial: Trial) -> None:
         """Make an end-to-end trial's config that of `best_trial`, where it is not already.
@@ -143,11 +145,8 @@ class Studies:
     def best_config(self) -> Config | None:
         """Return the config of the end-to-end study's `best_trial`; None before there is one."""
         complete = self._studies["e2e"].get_trials(deepcopy=False, states=[TrialState.COMPLETE])
-        feasible = [t for t in complete if all(v <= 0 for v in t.constraints.values())]
-        if not feasible:
-            return None
-        best = min(feasible, key=lambda t: math.inf if t.value is None else t.value)
-        return Config.from_dict(_values(best.params))
+        best = min(filter(_is_feasible, complete), key=_objective, default=None)
+        return Config.from_dict(_values(best.params)) if best else None
 
     def propose(
         self,
@@ -186,50 +185,62 @@ class Studies:
 
     def _history(self, distributions: dict[str, BaseDistribution]) -> list[FrozenTrial]:
         """Return the end-to-end trials that lie within what is sampled, as that knows them."""
-        found = []
-        for trial in self._measured[-_HISTORY:]:
-            everything = _parameters(trial.config)
-            parameters = {name: everything[name] for name in distributions}
-            state, value = _ending(trial)
-            if state == TrialState.FAIL or not _holds(distributions, parameters):
-                continue
-            constraint = self._memory_constraint(trial)
-            found.append(
-                optuna.trial.create_trial(
-                    state=state,
-                    value=value,
-                    params=parameters,
-                    distributions=distributions,
-                    constraints=None if constraint is None else {MEMORY_CONSTRAINT: constraint},
-                )
-            )
-        return found
+        recent = self._measured[-_HISTORY:]
+        telling = [trial for trial in recent if _tells(trial, distributions)]
+        return [self._sampled(trial, distributions) for trial in telling]
 
-    def _memory_constraint(self, trial: Trial) -> float | None:
-        measured = trial.measured
-        peak = measured.peak_bytes if measured else trial.predicted_peak_bytes
-        over = peak / self._limit_bytes - 1 if peak else None
-        if isinstance(trial.outcome, OutOfMemory):
-            return over if over is not None and over > 0 else ASSUMED_EXCESS
-        return over
+    def _sampled(self, trial: Trial, distributions: dict[str, BaseDistribution]) -> FrozenTrial:
+        """Return a trial as the sampler knows it."""
+        everything = _parameters(trial.config)
+        state, value = _ending(trial)
+        return optuna.trial.create_trial(
+            state=state,
+            value=value,
+            params={name: everything[name] for name in distributions},
+            distributions=distributions,
+            constraints=self._memory_constraint(trial) or None,
+        )
+
+    def _memory_constraint(self, trial: Trial) -> dict[str, float]:
+        """Return how far a trial is over the limit, as a constraint; none where that is unknown."""
+        over = self._over_limit(trial)
+        if isinstance(trial.outcome, OutOfMemory) and over <= 0:
+            over = ASSUMED_EXCESS
+        return {} if math.isinf(over) else {MEMORY_CONSTRAINT: over}
+
+    def _over_limit(self, trial: Trial) -> float:
+        """Return peak over limit, less 1; minus infinity where no peak is known."""
+        peak = trial.peak_bytes if trial.measured else trial.predicted_peak_bytes
+        return peak / self._limit_bytes - 1 if peak else -math.inf
 
 
 def _distributions(space: SearchSpace, *configs: Config) -> dict[str, BaseDistribution]:
     """Return one distribution for each knob, wide enough for the space and some configs."""
-    found: dict[str, BaseDistribution] = {
+    return {
         "amp": CategoricalDistribution(PRECISIONS),
         "checkpointing": CategoricalDistribution(CHECKPOINTING),
         **{name: CategoricalDistribution((False, True)) for name in SWITCHES},
+        **{name: _range(name, [*_counts(space, name), *_set(configs, name)]) for name in _COUNTS},
     }
-    steps = [steps for _, steps in space.splits()]
-    for name in _COUNTS:
-        choices = steps if name == "accumulation_steps" else space.choices(name)
-        others = (getattr(config, name) for config in configs)
-        numbers = [int(value or 0) for value in (*choices, *others)]
-        if name == "prefetch_factor":
-            numbers.append(0)  # without workers there is nothing to prefetch
-        found[name] = IntDistribution(min(numbers), max(numbers), log=name in _LOGARITHMIC)
-    return found
+
+
+def _range(name: str, values: Sequence[Value]) -> IntDistribution:
+    numbers = [int(value or 0) for value in values]
+    return IntDistribution(min(numbers), max(numbers), log=name in _LOGARITHMIC)
+
+
+def _counts(space: SearchSpace, name: str) -> Sequence[Value]:
+    """Return what a knob that counts may be set to in a space."""
+    if name == "accumulation_steps":
+        return [steps for _, steps in space.splits()]
+    if name == "prefetch_factor":
+        return (*space.choices(name), None)  # without workers there is nothing to prefetch
+    return space.choices(name)
+
+
+def _set(configs: Sequence[Config], name: str) -> list[Value]:
+    """Return what a knob is set to in some configs."""
+    return [getattr(config, name) for config in configs]
 
 
 def _parameters(config: Config) -> dict[str, bool | int | str]:
@@ -239,12 +250,10 @@ def _parameters(config: Config) -> dict[str, bool | int | str]:
 
 def _values(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return parameters of Optuna as knob → value."""
-    found = dict(parameters)
+    found = dict(parameters) | {name: parameters[name] or None for name in _OPTIONAL}
     if not found["num_workers"]:
         found |= {"prefetch_factor": None, "persistent_workers": False}
-    return found | {
-        name: found[name] or None for name in ("prefetch_factor", "threads") if name in found
-    }
+    return found
 
 
 def _holds(
@@ -255,6 +264,12 @@ def _holds(
         for name, distribution in distributions.items()
         if isinstance(distribution, IntDistribution)
     )
+
+
+def _tells(trial: Trial, distributions: Mapping[str, BaseDistribution]) -> bool:
+    """Whether a trial has a value, or was pruned, within what is sampled."""
+    state, _ = _ending(trial)
+    return state != TrialState.FAIL and _holds(distributions, _parameters(trial.config))
 
 
 def _attributes(trial: Trial) -> dict[str, Any]:
@@ -268,6 +283,10 @@ def _attributes(trial: Trial) -> dict[str, Any]:
     }
 
 
+def _identities(study: optuna.Study) -> set[tuple[object, ...]]:
+    return set(map(_identity, study.get_trials(deepcopy=False)))
+
+
 def _identity(trial: FrozenTrial) -> tuple[object, ...]:
     """Return what two entries of one trial have in common: when its launches were, above all."""
     attributes = trial.user_attrs
@@ -277,6 +296,14 @@ def _identity(trial: FrozenTrial) -> tuple[object, ...]:
         tuple(sorted(trial.params.items())),
         trial.constraints.get(UNSETTLED_CONSTRAINT),
     )
+
+
+def _is_feasible(trial: FrozenTrial) -> bool:
+    return all(excess <= 0 for excess in trial.constraints.values())
+
+
+def _objective(trial: FrozenTrial) -> float:
+    return math.inf if trial.value is None else trial.value
 
 
 def _times(trial: Trial) -> tuple[datetime, datetime]:
@@ -291,7 +318,7 @@ def _ending(trial: Trial) -> tuple[TrialState, float | None]:
     """Return how Optuna is told that a trial ended, and its value."""
     match trial.outcome:
         case Measured(measurement=seen):
-            value = _value(trial.study, seen)
+            value = _VALUES[trial.study](seen)
             return (TrialState.FAIL if value is None else TrialState.COMPLETE), value
         case OutOfMemory() | Skipped():
             return TrialState.PRUNED, None
@@ -301,19 +328,37 @@ def _ending(trial: Trial) -> tuple[TrialState, float | None]:
             assert_never(trial.outcome)
 
 
-def _value(study: str, seen: Measurement) -> float | None:
-    if study == "checks":
-        return 0.0
-    if study == "memory":
-        return None if seen.peak_bytes is None else seen.peak_bytes / _GIB
+def _peak_gib(seen: Measurement) -> float | None:
+    return None if seen.peak_bytes is None else seen.peak_bytes / _GIB
+
+
+def _log_seconds(seen: Measurement) -> float | None:
     return -math.log(seen.samples_per_second) if seen.samples_per_second else None
+
+
+def _agreement(_seen: Measurement) -> float:
+    return 0.0
+
+
+_VALUES: Mapping[str, Callable[[Measurement], float | None]] = {
+    "memory": _peak_gib,
+    "compute": _log_seconds,
+    "loader": _log_seconds,
+    "e2e": _log_seconds,
+    "checks": _agreement,
+}
+"""The objective of each study."""
 
 
 def _reports(trial: Trial) -> list[float]:
     """Return log seconds per sample of each launch."""
-    measured = trial.measured
-    if trial.study in {"memory", "checks"} or measured is None:
+    if trial.measured is None or _VALUES[trial.study] is not _log_seconds:
         return []
-    samples = measured.samples_per_optimizer_step or trial.config.samples_per_optimizer_step
-    means = [fmean(launch.step_seconds) for launch in trial.launches if launch.step_seconds]
-    return [math.log(mean / samples) for mean in means if mean > 0]
+    timed = [launch.step_seconds for launch in trial.launches if any(launch.step_seconds)]
+    samples = _samples_of(trial, trial.measured)
+    return [math.log(fmean(seconds) / samples) for seconds in timed]
+
+
+def _samples_of(trial: Trial, seen: Measurement) -> int:
+    """Return the samples of one optimizer step, over all ranks where that is known."""
+    return seen.samples_per_optimizer_step or trial.config.samples_per_optimizer_step

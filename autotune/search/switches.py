@@ -26,9 +26,8 @@ def turn_switches(speeds: Speeds, task: Task) -> Config | None:
     if not ranked:
         return None
     best = _with_best_threads(speeds, task, ranked[0])
-    for is_on in task.space.choices("cudnn_benchmark"):
-        if is_on != best.cudnn_benchmark:
-            speeds.measure(replace(best, cudnn_benchmark=bool(is_on)), phase="B")
+    for is_on in task.space.choices("cudnn_benchmark"):  # as it is, that is known already
+        speeds.measure(replace(best, cudnn_benchmark=bool(is_on)), phase="B")
     return speeds.ranked()[0]
 
 
@@ -48,13 +47,17 @@ def walk_rivals(
     """
     if best == _set_as(reference, best):
         return
-    leaders = [min(ladder, key=speeds.of) for ladder in ladders if ladder]
-    within = REACH * min((speeds.of(leader) for leader in leaders), default=0.0)
-    for leader in sorted(leaders, key=speeds.of):
-        if speeds.of(leader) <= within:
-            speeds.measure(_set_as(best, leader), phase="C")
+    for leader in _leaders_within_reach(speeds, ladders):
+        speeds.measure(_set_as(best, leader), phase="C")
     turned = [[_set_as(best, config) for config in ladder] for ladder in ladders]
     speeds.close_in(turned, phase="C")
+
+
+def _leaders_within_reach(speeds: Speeds, ladders: Sequence[Sequence[Config]]) -> list[Config]:
+    """Return the fastest size of each cell that is worth another look, the fastest first."""
+    leaders = sorted((min(ladder, key=speeds.of) for ladder in ladders if ladder), key=speeds.of)
+    within = REACH * min(map(speeds.of, leaders), default=0.0)
+    return [leader for leader in leaders if speeds.of(leader) <= within]
 
 
 def _set_as(model: Config, config: Config) -> Config:
@@ -64,13 +67,16 @@ def _set_as(model: Config, config: Config) -> Config:
 
 def _with_best_threads(speeds: Speeds, task: Task, best: Config) -> Config:
     """Return a size with the fastest number of threads, from the default down while it pays."""
-    choices = [n for n in task.space.choices("threads") if n != best.threads]
-    counts = [n for n in choices if n is None or isinstance(n, int)]
-    usual = task.device.threads
-    for threads in sorted(counts, key=lambda n: abs((n or usual) - usual)):
-        other = replace(best, threads=threads)
+    for other in _other_threads(task, best):
         seconds = speeds.measure(other, phase="B")
         if seconds is None or seconds > speeds.of(best):
             break
         best = other
     return best
+
+
+def _other_threads(task: Task, config: Config) -> list[Config]:
+    """Return a config with each other number of threads, the nearest to the default first."""
+    counts = [n for n in task.space.choices("threads") if n is None or isinstance(n, int)]
+    others = [replace(config, threads=n) for n in counts if n != config.threads]
+    return sorted(others, key=lambda other: abs(task.threads_of(other) - task.device.threads))

@@ -1,6 +1,7 @@
 """What a search is asked: the space, the baseline, the limit, the goal."""
 
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Literal
 
 from autotune.facts import DeviceFacts, WorkloadFacts
@@ -36,16 +37,43 @@ class Task:
     goal: Goal = "throughput"
     seed: int = 0
 
+    @property
+    def saves_memory(self) -> bool:
+        """Whether the smallest peak is best, not the most samples per second."""
+        return self.goal == "memory"
+
+    @property
+    def worker_counts(self) -> tuple[int, ...]:
+        """The numbers of loader workers that may be tried, ascending."""
+        return tuple(int(count or 0) for count in self.space.choices("num_workers"))
+
+    @property
+    def is_split_suspect(self) -> bool:
+        """Whether another split most likely changes gradients: BatchNorm sees the batch."""
+        return self.workload.has_batch_norm and self.space.global_batch is not None
+
+    def has_choice(self, knob: str) -> bool:
+        """Whether a knob may be set to more than one value."""
+        return len(self.space.choices(knob)) > 1
+
+    def only_recomputes(self, config: Config) -> bool:
+        """Whether checkpointing a config, which may be left, costs time where memory is no aim."""
+        is_choice = "off" in self.space.choices("checkpointing")
+        return config.checkpointing != "off" and is_choice and not self.saves_memory
+
     def threads_of(self, config: Config) -> int:
         """Return the intra-op threads that a config runs with."""
         return config.threads or self.device.threads
 
     def cells(self) -> tuple[tuple[str, str], ...]:
         """Return each precision with each kind of checkpointing, those that need least first."""
-        precisions = self.space.choices("amp") or (self.baseline.amp,)
-        kinds = self.space.choices("checkpointing") or (self.baseline.checkpointing,)
-        found = [(str(amp), str(kind)) for amp in precisions for kind in kinds]
+        found = product(self._words("amp"), self._words("checkpointing"))
         return tuple(sorted(found, key=lambda cell: (cell[1] == "off", cell[0] == "off")))
+
+    def _words(self, knob: str) -> list[str]:
+        """Return the values of a knob that is a word; the baseline's where it is not tuned."""
+        values = self.space.choices(knob) or (getattr(self.baseline, knob),)
+        return [str(value) for value in values]
 
     def with_split(self, config: Config, split: tuple[int, int]) -> Config:
         """Return `config` with another batch size and accumulation steps."""

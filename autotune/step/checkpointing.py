@@ -56,20 +56,24 @@ def blocks_named(model: nn.Module, names: Sequence[str]) -> list[str]:
 
 def _repeated(container: nn.Module) -> list[str]:
     """Return the names of those children that are of the most frequent class with parts."""
-    children = {
-        name: child
-        for name, child in container.named_modules(remove_duplicate=False)
-        if name
-        and "." not in name
-        and not isinstance(child, CONTAINERS)
-        and any(True for _ in child.children())
-        and any(parameter.requires_grad for parameter in child.parameters())
-    }
+    children = {name: child for name, child in _children(container) if _may_be_block(child)}
     counts = Counter(type(child) for child in children.values())
-    kind, count = counts.most_common(1)[0] if counts else (nn.Module, 0)
-    if count < FEWEST_BLOCKS:
-        return []
-    return [name for name, child in children.items() if type(child) is kind]
+    kinds = [kind for kind, count in counts.most_common(1) if count >= FEWEST_BLOCKS]
+    return [name for name, child in children.items() if type(child) in kinds]
+
+
+def _children(container: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the direct children by name, one that stands at two places twice."""
+    for name, child in container.named_modules(remove_duplicate=False):
+        if name and "." not in name:
+            yield name, child
+
+
+def _may_be_block(module: nn.Module) -> bool:
+    """Whether a module has parts, and something to train: a container only holds others."""
+    has_parts = next(module.children(), None) is not None
+    is_trained = any(parameter.requires_grad for parameter in module.parameters())
+    return has_parts and is_trained and not isinstance(module, CONTAINERS)
 
 
 @contextmanager

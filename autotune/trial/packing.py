@@ -6,6 +6,7 @@ import io
 import pickle
 import sys
 from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -59,9 +60,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
     def reducer_override(self, obj: Any) -> Any:
         """Return how an object is written; see `pickle.Pickler.reducer_override`."""
         if isinstance(obj, type | FunctionType | ModuleType):
-            name = obj.__name__ if isinstance(obj, ModuleType) else obj.__module__
-            if name in sys.modules and not _is_importable(name):
-                cloudpickle.register_pickle_by_value(sys.modules[name])
+            _send_by_value(obj.__name__ if isinstance(obj, ModuleType) else obj.__module__)
         return super().reducer_override(obj)
 
 
@@ -71,18 +70,35 @@ class _Pickling:
     Pickler = _Pickler
 
 
+def _send_by_value(name: str) -> None:
+    """Have a module's code written by value, where a fresh process could not import it."""
+    if name in sys.modules and not _is_importable(name):
+        cloudpickle.register_pickle_by_value(sys.modules[name])
+
+
 @functools.cache
 def _is_importable(name: str) -> bool:
     """Whether a fresh process with the same path would find this very module."""
-    top, _, _ = name.partition(".")
-    if top in sys.stdlib_module_names or top == "__main__" or _is_installed(sys.modules.get(top)):
-        return True  # `__main__` is known to cloudpickle
-    parent, _, _ = name.rpartition(".")
-    path = getattr(sys.modules.get(parent), "__path__", None)
-    specs = (finder.find_spec(name, path) for finder in sys.meta_path) if path or not parent else ()
-    found = next((spec for spec in specs if spec is not None), None)
-    known = getattr(sys.modules[name], "__spec__", None)
+    if _is_everywhere(name.partition(".")[0]):
+        return True
+    found, known = _found_anew(name), getattr(sys.modules[name], "__spec__", None)
     return found is not None and known is not None and found.origin == known.origin
+
+
+def _is_everywhere(top: str) -> bool:
+    """Whether any process has a top-level module; `__main__` is known to cloudpickle."""
+    known = {"__main__", *sys.stdlib_module_names}
+    return top in known or _is_installed(sys.modules.get(top))
+
+
+def _found_anew(name: str) -> ModuleSpec | None:
+    """Return what a search along today's path finds of a module; None where it finds nothing."""
+    parent = name.rpartition(".")[0]
+    path = getattr(sys.modules.get(parent), "__path__", None)
+    if parent and not path:
+        return None
+    specs = (finder.find_spec(name, path) for finder in sys.meta_path)
+    return next(filter(None, specs), None)
 
 
 def _is_installed(module: ModuleType | None) -> bool:
