@@ -58,6 +58,7 @@ class _Told:
 @click.option("--knob", "knobs", multiple=True, metavar="NAME=V1,V2,…", help="Values to try.")
 @click.option("--goal", type=click.Choice(["throughput", "memory"]), help="What is best.")
 @click.option("--storage", help="Of the Optuna studies.  [default: study.db in the folder]")
+@click.option("--dry-run", is_flag=True, help="Say what would be tried; no step is run.")
 @click.option("--fresh", is_flag=True, default=None, help="Measure anew, keep the old beside.")
 @click.option("--seed", type=int, help="Of the search and of the data's order.  [default: 0]")
 @click.option("--verify", metavar="CONFIG", help="Launch a saved config.json again; no SCRIPT.")
@@ -128,11 +129,14 @@ def _sigterm_interrupts(caught: list[int]) -> Iterator[None]:
 
 def _tune(script: str, given: dict[str, Any], *, is_quiet: bool) -> _Told:
     from autotune.options import Options  # noqa: PLC0415  # --help loads none of this
-    from autotune.tune import tune_script  # noqa: PLC0415  # as above
+    from autotune.tune import look_ahead, tune_script  # noqa: PLC0415  # as above
 
-    space = parse_knobs(given.pop("knobs"))
+    space, is_dry = parse_knobs(given.pop("knobs")), given.pop("dry_run")
     given["global_batch"] = parse_global_batch(given["global_batch"])
     options = Options(**given, space=space or None)
+    if is_dry:
+        lines = look_ahead(script, options)
+        return _Told(words="\n".join(lines), document={"plan": list(lines)})
     result = tune_script(script, options, progress=not is_quiet, command=_command_line())
     files = {name: str(path) for name, path in result.files.items()}
     folder = Path(files["config.json"]).parent

@@ -10,8 +10,6 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Literal, Self
 
 from autotune.space import Config
-from autotune.verdict import Estimate as Estimate  # noqa: PLC0414  # for search, until it moves
-from autotune.verdict import Verdict as Verdict  # noqa: PLC0414  # as above
 
 SCHEMA_VERSION = 1
 """Of `trials.jsonl` and `config.json`; a change of meaning raises it, a reader refuses others."""

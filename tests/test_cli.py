@@ -17,6 +17,7 @@ from autotune.errors import NothingFits, OptionInvalid, StepFailed
 
 SURFACE = {
     "--device",
+    "--dry-run",
     "--fresh",
     "--global-batch",
     "--goal",
@@ -216,6 +217,17 @@ def test_wrong_use_is_exit_code_2(
     assert streams.err
     assert bool(streams.out) == is_json
     assert not is_json or json.loads(streams.out)["exit_code"] == 2
+
+
+def test_a_dry_run_says_what_would_be_tried(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No search is started."""
+    searching(monkeypatch, raising(AssertionError("a search was started")))
+    monkeypatch.setattr(tune, "look_ahead", lambda script, _: (f"{script}: batch 8", "a minute"))
+
+    assert main(["s.py", "--dry-run"]) == 0
+    assert capsys.readouterr().out == "s.py: batch 8\na minute\n"
 
 
 def test_verify_says_what_it_found(

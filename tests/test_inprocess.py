@@ -1,6 +1,5 @@
 """Tests of autotune/trial/inprocess.py: a launch in the caller's process leaves no trace there."""
 
-import gc
 import multiprocessing
 import os
 import random
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 from torch.utils.data import DataLoader, TensorDataset
+from workloads import quick_launches
 
 from autotune.errors import DeviceMissing, WorkloadInvalid
 from autotune.outcome import Purpose, Request
@@ -27,12 +27,10 @@ TRAIN = Request(purpose="train", config=BASELINE, cycles=2)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def quick_collection() -> Iterator[None]:
-    """Every launch ends with a collection; what the tests have loaded takes no part in it."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
+def quick() -> Iterator[None]:
+    """What is computed here is small."""
+    with quick_launches():
+        yield
 
 
 class Caller:

@@ -1,6 +1,5 @@
 """Tests of autotune/trial/launch.py: how a launch ends, whatever user code raises."""
 
-import gc
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from workloads import quick_launches
 
 from autotune.device.cpu import CpuDevice
 from autotune.device.tracker import LimitExceeded
@@ -26,12 +26,10 @@ TRAIN = Request(purpose="train", config=Config(batch_size=2), cycles=1, seed=7)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def quick_collection() -> Iterator[None]:
-    """Every launch ends with a collection; what the tests have loaded takes no part in it."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
+def quick() -> Iterator[None]:
+    """What is computed here is small."""
+    with quick_launches():
+        yield
 
 
 def workload_of(loss_fn: Callable[[nn.Module, Any], Any] | None = None, **more: Any) -> Workload:

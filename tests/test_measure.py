@@ -203,7 +203,7 @@ def test_uneven_cycles_are_told_by_their_total(cycles: list[Cycle], workers: int
     """Ten samples in four seconds, or six in 2.4, in whatever portions they come."""
     measured = summarise(cycles, Config(batch_size=4).with_workers(workers))
 
-    assert measured.samples_per_second == 2.5
+    assert measured.samples_per_second == pytest.approx(2.5)
     assert measured.step_seconds == pytest.approx(4 / 2.5)
 
 

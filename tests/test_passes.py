@@ -1,6 +1,5 @@
 """Tests of autotune/trial/passes.py: what a launch does for each purpose."""
 
-import gc
 import multiprocessing
 import random
 from collections.abc import Callable, Iterable, Iterator
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
+from workloads import quick_launches
 
 from autotune.device.cpu import CpuDevice
 from autotune.outcome import (
@@ -36,12 +36,10 @@ PURPOSES: list[Purpose] = ["memory", "compute", "loader", "train", "verify"]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def quick_collection() -> Iterator[None]:
-    """Every launch ends with a collection; what the tests have loaded takes no part in it."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
+def quick() -> Iterator[None]:
+    """What is computed here is small."""
+    with quick_launches():
+        yield
 
 
 class Numbered(Dataset[tuple[Tensor, Tensor]]):
@@ -482,11 +480,11 @@ def test_a_config_sets_threads_and_checkpointing() -> None:
 
     model = nn.Sequential(Block(), Block(), nn.Linear(4, 2))
     before = torch.get_num_threads()
-    config = Config(batch_size=4, threads=1, checkpointing="full")
+    config = Config(batch_size=4, threads=2, checkpointing="full")
 
     measured(run(live_workload(model, numbered()), "train", config, cycles=1))
 
-    assert threads == [1] * 2 * 4  # two blocks, two steps, each block run twice in each
+    assert threads == [2] * 2 * 4  # two blocks, two steps, each block run twice in each
     assert torch.get_num_threads() == before
 
 

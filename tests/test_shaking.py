@@ -1,17 +1,25 @@
 """Tests of autotune/trial/shaking.py: numbers move as rounding to a lower precision moves them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from workloads import quick_launches
 
 from autotune.trial.shaking import Shake
 
 CPU = torch.device("cpu")
 SPACING = torch.finfo(torch.bfloat16).eps
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick() -> Iterator[None]:
+    """What is computed here is small."""
+    with quick_launches():
+        yield
 
 
 def shake(seed: int = 0) -> Shake:

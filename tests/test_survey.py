@@ -1,6 +1,6 @@
 """Tests of autotune/trial/survey.py: what a workload is, before anything is tried."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from workloads import quick_launches
 
 from autotune.device.cpu import CpuDevice
 from autotune.errors import OptionInvalid, WorkloadInvalid
@@ -16,6 +17,13 @@ from autotune.trial.survey import describe_batch, survey
 from autotune.workload import Workload, live_workload
 
 LENGTHS = {"ascending": list(range(1, 21)), "alike": [7] * 20, "longest first": [9] * 100 + [5] * 8}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick() -> Iterator[None]:
+    """What is computed here is small."""
+    with quick_launches():
+        yield
 
 
 class Words(Dataset[Tensor]):

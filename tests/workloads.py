@@ -1,12 +1,15 @@
 """Workload scripts to launch, and a stand-in for what a launch does."""
 
+import gc
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 
 _TELLING = """
 import json, os, signal, subprocess, sys, threading, time
@@ -60,6 +63,21 @@ def answer_order(order_path, answer_path):
 sys.modules["autotune.trial.child"] = sys.modules[__name__]
 """
 """Preloaded, it makes a launch run the text of its order: no torch, and so no time to start."""
+
+
+@contextmanager
+def quick_launches() -> Iterator[None]:
+    """Sums as small as these are done soonest by one thread, and a launch ends with a collection.
+
+    What the tests have loaded takes no part in it.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+    torch.set_num_threads(threads)
 
 
 def write_script(folder: Path, *, forward: str = "", sample: str = "", top: str = "") -> str:

@@ -16,7 +16,7 @@ def in_order(standings: Sequence[Standing], *, goal: Goal, fits: Fits) -> list[S
     least comes first; with the goal `memory` the smallest peak of those that keep 95 % of the best
     throughput does. All others follow by their speed.
     """
-    ranked = sorted(filter(_has_finished, standings), key=_loss)
+    ranked = sorted(filter(has_finished, standings), key=_loss)
     least = min(map(_loss, ranked), default=0.0)
     slack = TIE if goal == "throughput" else -math.log(KEPT_THROUGHPUT)
     equals = [standing for standing in ranked if standing.loss - least <= slack]
@@ -28,7 +28,8 @@ def in_order(standings: Sequence[Standing], *, goal: Goal, fits: Fits) -> list[S
     return sorted(equals, key=order) + ranked[len(equals) :]
 
 
-def _has_finished(standing: Standing) -> bool:
+def has_finished(standing: Standing) -> bool:
+    """Whether a config was measured in its race, and was not put out by a failure."""
     return standing.loss < math.inf
 
 

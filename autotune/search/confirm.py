@@ -13,12 +13,13 @@ from typing import Literal
 
 from scipy import stats
 
-from autotune.outcome import Estimate, Trial
+from autotune.outcome import Trial
 from autotune.search.bounds import FIRST_LOOK, LAST_LOOK, t_bounds
 from autotune.search.launcher import Ask, Entry, Launcher, windows_ahead
 from autotune.search.plan import Plan
 from autotune.search.task import KEPT_THROUGHPUT
 from autotune.space import Config
+from autotune.verdict import Estimate
 
 LEAST_GAIN = 0.02
 """The smallest log ratio that is claimed: below it a change is not worth having (METHOD.md D.3)."""

@@ -23,6 +23,7 @@ from autotune.search.budget import BudgetSpent
 from autotune.search.fits import Fits
 from autotune.search.launcher import MEMORY_CYCLES, Ask, Launcher
 from autotune.search.plan import FEWEST_CYCLES, VERIFY_CYCLES
+from autotune.search.task import Task
 from autotune.space import Config
 from autotune.units import format_bytes, format_duration
 
@@ -63,9 +64,7 @@ def find_footing(launcher: Launcher, fits: Fits) -> Footing:
         BudgetSpent: If time or launches ran out.
     """
     failed: Trial | None = None
-    for config in _fallbacks(launcher):
-        if not fits.may_run(config):
-            continue
+    for config in filter(fits.may_run, _fallbacks(launcher)):
         first, timed, verified = _settle(launcher, config)
         if timed is not None and verified is not None:
             return Footing(baseline=failed or timed, reference=timed, verified=verified)
@@ -76,10 +75,10 @@ def find_footing(launcher: Launcher, fits: Fits) -> Footing:
 def _settle(launcher: Launcher, config: Config) -> tuple[Trial, Trial | None, Trial | None]:
     """Return the last trial of a config, and both that it needs if memory sufficed for them."""
     memory = _own(launcher, config, purpose="memory", cycles=MEMORY_CYCLES)
-    if not isinstance(memory.outcome, Measured):
+    if not memory.measured:
         return memory, None, None
     verified = _own(launcher, config, purpose="verify", cycles=VERIFY_CYCLES)
-    if not isinstance(verified.outcome, Measured):
+    if not verified.measured:
         return verified, None, None
     is_long = memory.wall_seconds > LONG_SHARE * launcher.budget.time_seconds
     cycles = FEWEST_CYCLES if is_long else FIRST_CYCLES
@@ -87,8 +86,7 @@ def _settle(launcher: Launcher, config: Config) -> tuple[Trial, Trial | None, Tr
         timed = _own(launcher, config, purpose="train", cycles=cycles)
     except BudgetSpent:  # verified, but never timed: still an answer
         return verified, verified, verified
-    is_timed = isinstance(timed.outcome, Measured)
-    return timed, timed if is_timed else None, verified
+    return timed, timed if timed.measured else None, verified
 
 
 def _own(launcher: Launcher, config: Config, *, purpose: Purpose, cycles: int) -> Trial:
@@ -136,13 +134,21 @@ def _fallbacks(launcher: Launcher) -> Iterator[Config]:
     """Yield the baseline, its halvings, and the smallest split in each other cell."""
     task = launcher.task
     yield task.baseline
-    splits = sorted(task.space.splits(), reverse=True)
-    size = task.baseline.batch_size
-    for split in splits:
-        if split[0] * 2 <= size or (split == splits[-1] and split[0] < size):
-            size = split[0]
-            yield task.with_split(task.baseline, split)
+    for split in _halvings(task):
+        yield task.with_split(task.baseline, split)
     yield from _smallest_of_cells(launcher)
+
+
+def _halvings(task: Task) -> Iterator[tuple[int, int]]:
+    """Yield splits of at most half as many samples as the one before, and at last the smallest."""
+    size = task.baseline.batch_size
+    *splits, smallest = sorted(task.space.splits(), reverse=True)
+    for split in splits:
+        if split[0] * 2 <= size:
+            size = split[0]
+            yield split
+    if smallest[0] < size:
+        yield smallest
 
 
 def _smallest_of_cells(launcher: Launcher) -> Iterator[Config]:
@@ -180,15 +186,18 @@ def _peaks_without_limit(launcher: Launcher) -> list[tuple[int, str]]:
     for config in _smallest_of_cells(launcher):
         if launcher.budget.is_done:
             break
-        ask = Ask(
-            config=config,
-            purpose="memory",
-            phase="0",
-            cycles=MEMORY_CYCLES,
-            is_limited=False,
-            is_needed=True,
-        )
-        measured = launcher.run(ask).measured
-        if measured is not None and measured.peak_bytes is not None:
-            found.append((measured.peak_bytes, config.describe()))
+        peak_bytes = launcher.run(_unlimited(config)).peak_bytes
+        if peak_bytes is not None:
+            found.append((peak_bytes, config.describe()))
     return found
+
+
+def _unlimited(config: Config) -> Ask:
+    return Ask(
+        config=config,
+        purpose="memory",
+        phase="0",
+        cycles=MEMORY_CYCLES,
+        is_limited=False,
+        is_needed=True,
+    )

@@ -11,7 +11,7 @@ from itertools import islice
 
 from autotune.search.phases import Explorer
 from autotune.search.proposals import neighbours
-from autotune.search.race import Rules
+from autotune.search.race import Rules, Standing
 from autotune.search.speeds import CLOSE
 from autotune.search.studies import Studies
 from autotune.space import Config
@@ -62,10 +62,14 @@ class Refinement:
         rules = Rules.of(task.goal, phase="F", most_rounds=ROUNDS)
         found = self._explorer.race([self.leader, *challengers], rules=rules)
         if found and found[0].rounds:
-            raced = {standing.config for standing in found}
-            older = [s for s in self._explorer.standings if s.config not in raced]
-            self._explorer.standings = [*found, *older]
-            self._explorer.plan.pick = self.leader
+            self._follow(found)
+
+    def _follow(self, found: list[Standing]) -> None:
+        """Put who came out of the last race before all others."""
+        raced = {standing.config for standing in found}
+        older = [old for old in self._explorer.standings if old.config not in raced]
+        self._explorer.standings = [*found, *older]
+        self._explorer.plan.pick = self.leader
 
     def _challengers(self) -> Iterator[Config]:
         """Yield configs that may race, each once."""
@@ -80,17 +84,20 @@ class Refinement:
     def _candidates(self, leader: Config) -> Iterator[Config]:
         space = self._explorer.launcher.task.space
         yield from neighbours(space, leader)
-        if self._studies is None:
-            return
-        for is_boxed in (True, False):
-            while self._proposed[is_boxed] < PROPOSALS:
-                self._proposed[is_boxed] += 1
-                config = self._studies.propose(
-                    leader, tried=self._tried, is_vetoed=self._is_vetoed, is_boxed=is_boxed
-                )
-                if config is None:
-                    break
-                yield config
+        if self._studies is not None:
+            for is_boxed in (True, False):
+                yield from self._proposals(self._studies, leader, is_boxed=is_boxed)
+
+    def _proposals(self, studies: Studies, leader: Config, *, is_boxed: bool) -> Iterator[Config]:
+        """Yield what the sampler proposes, until it has nothing new or was asked often enough."""
+        while self._proposed[is_boxed] < PROPOSALS:
+            self._proposed[is_boxed] += 1
+            config = studies.propose(
+                leader, tried=self._tried, is_vetoed=self._is_vetoed, is_boxed=is_boxed
+            )
+            if config is None:
+                return
+            yield config
 
     def _is_vetoed(self, config: Config) -> bool:
         """Whether a config cannot race, or its step alone takes longer than the leader in all."""

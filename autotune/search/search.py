@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from autotune.outcome import Estimate, Measurement, Runner, Trial, Verdict
+from autotune.outcome import Measurement, Runner, Trial
 from autotune.search.budget import Budget, BudgetSpent
+from autotune.search.choice import has_finished
 from autotune.search.confirm import (
     HARDLY_SLOWER,
     UNSTABLE_SPREAD,
@@ -29,6 +30,7 @@ from autotune.search.refine import Refinement
 from autotune.search.studies import Studies
 from autotune.search.task import Event, Task
 from autotune.space import Config
+from autotune.verdict import Estimate, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +195,7 @@ class Search:
         reference = self._reference
         claim = HARDLY_SLOWER if self._saves_memory(pick) else Claim()
         found = confirm(self._launcher, plan, reference=reference, pick=pick, claim=claim)
-        self._note_spread(found)
+        self._notes += _on_spread(found)
         match found.ending:
             case "won":
                 return self._decision("tuned", pick, estimate=found.estimate)
@@ -307,20 +309,11 @@ class Search:
         rivals = (t for t in self._end_to_end() if t.config.samples_per_optimizer_step == own)
         return max(rivals, key=_rate_of, default=None)
 
-    def _note_spread(self, found: Confirmation) -> None:
-        """Tell what the spread of the pairs means for what could be seen."""
-        if found.spread is None or found.estimate is None:
-            return
-        self._notes += _on_spread(found.spread)
-        if found.ending == "lost":
-            least = detectable_gain(found.spread, found.estimate.pairs)
-            self._notes.append(f"gains under {least:.1%} cannot be seen in so many launches here")
-
 
 def _candidates(explorer: Explorer) -> Iterator[Config]:
     """Yield what may be the pick, the best first: who raced, or else what is predicted best."""
     if explorer.standings:
-        yield from (s.config for s in explorer.standings if s.loss < math.inf)
+        yield from (s.config for s in filter(has_finished, explorer.standings))
     elif explorer.guess is not None and explorer.admits(explorer.guess, phase="A"):
         yield explorer.guess
 
@@ -329,14 +322,18 @@ def _rate_of(trial: Trial) -> float:
     return trial.samples_per_second or 0.0
 
 
-def _on_spread(spread: float) -> list[str]:
-    """Return what is to be said of the spread of pairs."""
-    if spread <= UNSTABLE_SPREAD:
-        return []
-    return [
-        f"unstable: pairs of launches differ by {spread:.1%}; other work on this "
-        "machine, or samples of very unequal size"
-    ]
+def _on_spread(found: Confirmation) -> Iterator[str]:
+    """Yield what the spread of the pairs means for what could be seen."""
+    if found.spread is None or found.estimate is None:
+        return
+    if found.spread > UNSTABLE_SPREAD:
+        yield (
+            f"unstable: pairs of launches differ by {found.spread:.1%}; other work on this "
+            "machine, or samples of very unequal size"
+        )
+    if found.ending == "lost":
+        least = detectable_gain(found.spread, found.estimate.pairs)
+        yield f"gains under {least:.1%} cannot be seen in so many launches here"
 
 
 __all__ = ["Decision", "Event", "Search", "Task", "run_search"]

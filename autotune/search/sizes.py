@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import filterfalse
 
-from autotune.search.fits import Fits, cell_of
+from autotune.search.fits import Fit, Fits, cell_of
 from autotune.search.launcher import MEMORY_CYCLES, Launcher
 from autotune.search.plan import Plan
 from autotune.search.task import Task
@@ -69,7 +69,7 @@ def find_sizes_beyond(launcher: Launcher, fits: Fits, plan: Plan, *, cell: Confi
     """
     ladder = _ladder(launcher.task, cell)
     states = [fits.state(without_checkpointing(config)) for config in ladder]
-    first = max((n + 1 for n, state in enumerate(states) if state == "fits"), default=0)
+    first = _first_beyond(states)
     if first == len(ladder) and not _is_of_baseline(launcher.task, cell):
         fits.pass_over(ladder[-1], NOT_NEEDED, purpose="compute")
     if "over" not in states[first:]:
@@ -78,6 +78,11 @@ def find_sizes_beyond(launcher: Launcher, fits: Fits, plan: Plan, *, cell: Confi
     low = _first_that_fits(ladder, start, fits=fits, plan=plan, least=first)
     found = _fitting(ladder, low, fits=fits, plan=plan, stride=STRIDE)
     return [config for config in found if config in ladder[max(first - 1, 0) :]]
+
+
+def _first_beyond(states: Sequence[Fit]) -> int:
+    """Return the rung above the highest that fits without checkpointing; the first if none does."""
+    return max((rung + 1 for rung, state in enumerate(states) if state == "fits"), default=0)
 
 
 def _is_of_baseline(task: Task, cell: Config) -> bool:

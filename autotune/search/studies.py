@@ -14,11 +14,7 @@ from statistics import fmean
 from typing import Any, assert_never
 
 import optuna
-from optuna.distributions import (
-    BaseDistribution,
-    CategoricalDistribution,
-    IntDistribution,
-)
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.outcome import (
@@ -94,7 +90,10 @@ class Studies:
         self._studies = {
             study: open_study(where, f"{name}/{study}", seed=seed) for study in STUDIES
         }
-        self._held = {study: _identities(kept) for study, kept in self._studies.items()}
+        self._held = {
+            study: set(map(_identity, kept.get_trials(deepcopy=False)))
+            for study, kept in self._studies.items()
+        }
 
     def study(self, name: str) -> optuna.Study:
         """Return one of the five studies."""
@@ -139,7 +138,7 @@ class Studies:
         The figures of a race's winner await their verdict; where none could be had, they are
         entered once more as what is recommended.
         """
-        if isinstance(trial.outcome, Measured) and self.best_config() != trial.config:
+        if trial.measured and self.best_config() != trial.config:
             self.record(trial)
 
     def best_config(self) -> Config | None:
@@ -220,12 +219,13 @@ def _distributions(space: SearchSpace, *configs: Config) -> dict[str, BaseDistri
         "amp": CategoricalDistribution(PRECISIONS),
         "checkpointing": CategoricalDistribution(CHECKPOINTING),
         **{name: CategoricalDistribution((False, True)) for name in SWITCHES},
-        **{name: _range(name, [*_counts(space, name), *_set(configs, name)]) for name in _COUNTS},
+        **{name: _range(space, configs, name) for name in _COUNTS},
     }
 
 
-def _range(name: str, values: Sequence[Value]) -> IntDistribution:
-    numbers = [int(value or 0) for value in values]
+def _range(space: SearchSpace, configs: Sequence[Config], name: str) -> IntDistribution:
+    others = [getattr(config, name) for config in configs]
+    numbers = [int(value or 0) for value in (*_counts(space, name), *others)]
     return IntDistribution(min(numbers), max(numbers), log=name in _LOGARITHMIC)
 
 
@@ -236,11 +236,6 @@ def _counts(space: SearchSpace, name: str) -> Sequence[Value]:
     if name == "prefetch_factor":
         return (*space.choices(name), None)  # without workers there is nothing to prefetch
     return space.choices(name)
-
-
-def _set(configs: Sequence[Config], name: str) -> list[Value]:
-    """Return what a knob is set to in some configs."""
-    return [getattr(config, name) for config in configs]
 
 
 def _parameters(config: Config) -> dict[str, bool | int | str]:
@@ -281,10 +276,6 @@ def _attributes(trial: Trial) -> dict[str, Any]:
         "is_reused": trial.is_reused,
         "launched_at": [launch.started_at for launch in trial.launches],
     }
-
-
-def _identities(study: optuna.Study) -> set[tuple[object, ...]]:
-    return set(map(_identity, study.get_trials(deepcopy=False)))
 
 
 def _identity(trial: FrozenTrial) -> tuple[object, ...]:
@@ -336,16 +327,12 @@ def _log_seconds(seen: Measurement) -> float | None:
     return -math.log(seen.samples_per_second) if seen.samples_per_second else None
 
 
-def _agreement(_seen: Measurement) -> float:
-    return 0.0
-
-
 _VALUES: Mapping[str, Callable[[Measurement], float | None]] = {
     "memory": _peak_gib,
     "compute": _log_seconds,
     "loader": _log_seconds,
     "e2e": _log_seconds,
-    "checks": _agreement,
+    "checks": lambda _seen: 0.0,
 }
 """The objective of each study."""
 
@@ -354,11 +341,6 @@ def _reports(trial: Trial) -> list[float]:
     """Return log seconds per sample of each launch."""
     if trial.measured is None or _VALUES[trial.study] is not _log_seconds:
         return []
+    samples = trial.measured.samples_per_optimizer_step or trial.config.samples_per_optimizer_step
     timed = [launch.step_seconds for launch in trial.launches if any(launch.step_seconds)]
-    samples = _samples_of(trial, trial.measured)
     return [math.log(fmean(seconds) / samples) for seconds in timed]
-
-
-def _samples_of(trial: Trial, seen: Measurement) -> int:
-    """Return the samples of one optimizer step, over all ranks where that is known."""
-    return seen.samples_per_optimizer_step or trial.config.samples_per_optimizer_step
