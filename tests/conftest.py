@@ -1,5 +1,7 @@
 """What all tests share."""
 
+import signal
+
 import pytest
 import torch
 
@@ -12,3 +14,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(skip)
+
+
+def pytest_configure() -> None:
+    """Let Ctrl-C be Ctrl-C: a shell starts what runs in its background with it ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
