@@ -90,6 +90,7 @@ def test_the_summary_says_how_it_was_made(tuned: Result) -> None:
     assert summary.worst_case["evaluation"] == "no eval_loader_fn was given"
 
 
+@pytest.mark.slow
 def test_without_a_folder_the_files_wait_to_be_saved(tmp_path: Path) -> None:
     """They lie in a folder that the result keeps."""
     result = tune(None)
@@ -99,6 +100,7 @@ def test_without_a_folder_the_files_wait_to_be_saved(tmp_path: Path) -> None:
     assert all(path.parent == tmp_path / "mine" for path in saved.values())
 
 
+@pytest.mark.slow
 def test_a_second_run_measures_nothing_twice(tmp_path: Path) -> None:
     """What is asked for again comes from the first run's launches."""
     first, second = Surveyed(), Surveyed()
@@ -110,6 +112,7 @@ def test_a_second_run_measures_nothing_twice(tmp_path: Path) -> None:
     assert result.verdict == "tuned"
 
 
+@pytest.mark.slow
 def test_a_fresh_run_measures_anew(tmp_path: Path) -> None:
     """The old launches, trials and study are kept beside."""
     tune(tmp_path)
@@ -121,6 +124,7 @@ def test_a_fresh_run_measures_anew(tmp_path: Path) -> None:
     assert (tmp_path / "study-1.db").exists()
 
 
+@pytest.mark.slow
 def test_what_changed_is_said(tmp_path: Path) -> None:
     """Launches of another model are of no use, and the report names why."""
     tune(tmp_path)
@@ -131,6 +135,7 @@ def test_what_changed_is_said(tmp_path: Path) -> None:
     assert any("this changed: tensors" in note for note in result.summary.notes)
 
 
+@pytest.mark.slow
 def test_an_unknown_source_is_not_reused(tmp_path: Path) -> None:
     """Nobody can tell whether it is the same."""
     runner = Surveyed(fingerprint={"source": UNKNOWN})
@@ -141,6 +146,7 @@ def test_an_unknown_source_is_not_reused(tmp_path: Path) -> None:
     assert any("source of the objects is unknown" in note for note in result.summary.notes)
 
 
+@pytest.mark.slow
 def test_an_interrupt_keeps_what_was_verified(tmp_path: Path) -> None:
     """Files are written with the verdict `interrupted`, and the next run goes on."""
     result = tune(tmp_path, Surveyed(fails_at=12))
@@ -294,6 +300,7 @@ def test_a_script_gets_a_folder_of_its_name(
     assert (tmp_path / "reports" / "vision" / "config.json").exists()
 
 
+@pytest.mark.slow
 def test_the_first_runs_scan_stays(tmp_path: Path) -> None:
     """A scan that ends by the clock may find others, whose launches would be others."""
     tune(tmp_path, Surveyed(largest_samples=(5, 3)))
