@@ -153,7 +153,7 @@ def test_modules_are_found_where_this_process_finds_them(
 
 
 def test_closing_ends_the_server(connection: Connection) -> None:
-    """It is asked to, and does; closing twice is no error."""
+    """It is asked to, and does, and removes its folder; closing twice is no error."""
     connection.open()
     pid = connection.pid
     assert pid is not None
@@ -162,6 +162,7 @@ def test_closing_ends_the_server(connection: Connection) -> None:
     connection.close()
 
     assert still_there([pid]) == []
+    assert not connection.log.parent.exists()
 
 
 def test_a_server_that_hangs_is_ended_all_the_same(

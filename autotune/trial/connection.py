@@ -37,7 +37,8 @@ class Connection:
     """A launch server, and the pipes to it.
 
     Args:
-        folder: Where the server's log goes; the server removes it if this process is killed.
+        folder: Where the server's log goes; the server removes it when it is closed, or when
+            this process is killed.
         preload: Module → names, imported once by the server.
     """
 

@@ -22,9 +22,10 @@ import select
 import shutil
 import signal
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import psutil
 
@@ -87,30 +88,28 @@ def _serve_all() -> dict[str, Any] | None:
     _say(channel, {"event": "ready", "can_fork": can_fork(), "failed": failed})
     while (order := _next_order(parent)) is not None:
         launch = order | {"server": os.getpid(), "path": sys.path}
-        child = os.fork() if hello["forks"] else _start_fresh(launch)
+        child = _fork() if hello["forks"] else _start_fresh(launch)
         if child == 0:
-            channel.close()
+            os.close(channel)
             return launch
         status = _await(child, parent)
         _end_rest(child)
         _say(channel, {"event": "ended", "exit_code": os.waitstatus_to_exitcode(status)})
-    if os.getppid() != parent:
-        shutil.rmtree(hello["folder"], ignore_errors=True)
+    shutil.rmtree(hello["folder"], ignore_errors=True)  # whoever made it may be gone
     return None
 
 
-def _claim_stdout() -> TextIO:
-    """Return a channel on the first stdout, and send what user code prints to stderr."""
+def _claim_stdout() -> int:
+    """Return a descriptor of the first stdout, and send what user code prints to stderr."""
     sys.stdout.flush()
-    channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    channel = os.dup(1)
     os.dup2(2, 1)
     return channel
 
 
-def _say(channel: TextIO, event: Mapping[str, Any]) -> None:
+def _say(channel: int, event: Mapping[str, Any]) -> None:
     with contextlib.suppress(BrokenPipeError):  # nobody listens any more: the end is near
-        channel.write(json.dumps(event) + "\n")
-        channel.flush()
+        os.write(channel, json.dumps(event).encode() + b"\n")
 
 
 def preload(modules: Mapping[str, Sequence[str]]) -> dict[str, str]:
@@ -201,6 +200,13 @@ def _has_children() -> bool:
     except ChildProcessError:
         return False
     return True
+
+
+def _fork() -> int:
+    """Fork; return the child's process number, and 0 in the child."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of threads: those of OpenBLAS know what a fork is
+        return os.fork()
 
 
 def _start_fresh(order: Mapping[str, Any]) -> int:
