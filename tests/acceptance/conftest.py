@@ -45,6 +45,6 @@ def can_unshare() -> bool:
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> Ended:
     """A run to its end, with enough time for a verdict, and without a network where that can be."""
     script = write_workload(tmp_path_factory.mktemp("tuned"), COSTLY_STEPS)
-    narrow = ("--knob", "num_workers=0", "--knob", "amp=off", "--trials", "28")
+    narrow = ("--knob", "num_workers=0", "--knob", "amp=off", "--trials", "22")
     options = ("--global-batch", "free", *narrow, "--time-budget", "60s")
     return autotune(script, *options, command=WITHOUT_NETWORK if can_unshare() else ())

@@ -44,9 +44,8 @@ def loss_fn(model: nn.Module, batch: Any) -> Tensor:
 
 def fit_briefly(loader_fn: Callable[..., Any], **arguments: Any) -> Result:
     """Run `fit` in this process, with few launches."""
-    return autotune.fit(
-        model_fn, loader_fn, space=SMALLEST, isolate=False, trials=5, progress=False, **arguments
-    )
+    given: dict[str, Any] = {"space": SMALLEST, "isolate": False, "trials": 5, "progress": False}
+    return autotune.fit(model_fn, loader_fn, **given | arguments)
 
 
 @pytest.fixture(scope="module")
@@ -184,6 +183,16 @@ def test_a_baseline_that_does_not_divide_the_global_batch_is_lowered() -> None:
 
     assert result.baseline.config == autotune.Config(batch_size=24, accumulation_steps=2)
     assert {trial.config.samples_per_optimizer_step for trial in result.trials} == {48}
+
+
+def test_a_fixed_batch_size_needs_no_parameter() -> None:
+    """A factory without `batch_size` is fine where the user fixed the one it has built in."""
+    space = {**SMALLEST, "batch_size": [20]}
+
+    result = fit_briefly(lambda: loader_fn(20), space=space)
+
+    assert {trial.config.batch_size for trial in result.trials} == {20}
+    assert result.config.samples_per_optimizer_step == 20
 
 
 @pytest.mark.parametrize("is_last_dropped", [False, True])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from acceptance.product import BRIEFLY, OUR_FOLDER, Ended, autotune, write_workload
+from acceptance.product import OUR_FOLDER, Ended, autotune, write_workload
 from autotune.cli import main
 
 SCRIPTS = {
@@ -147,16 +147,3 @@ def test_a_folder_that_cannot_be_is_code_2(tmp_path: Path, where: str) -> None:
     assert run.code == 2
     assert run.error["type"] == "OutFolderUnusable"
     assert where in run.error["message"]
-
-
-@pytest.mark.slow
-def test_a_fixed_batch_size_needs_no_parameter(tmp_path: Path) -> None:
-    """A factory without `batch_size` is fine where the user fixed the one it has built in."""
-    built_in = SCRIPTS["no_batch_size"].replace("32", "20")
-    script = write_workload(tmp_path, built_in)
-
-    run = autotune(script, "--knob", "batch_size=20", *BRIEFLY)
-
-    assert run.code == 0
-    assert {trial["config"]["batch_size"] for trial in run.trials} == {20}
-    assert run.document["global_batch"] == 20
