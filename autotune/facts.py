@@ -72,10 +72,20 @@ class WorkloadFacts:
         has_batch_norm: Whether a module normalises over the batch.
         varies_in_shape: Whether two batches of one size had different shapes.
         drops_last: Whether the loader drops a short last batch.
-        loss: How the loss is computed: `"loss_fn"`, `"model_loss"`, `"cross_entropy"`, ….
+        loss: How the loss is computed: `"loss_fn"`, or by the form of the batch: `"named"`,
+            `"dict"`, `"pair"`, `"whole"`, `"classes"` or `"values"`.
         has_evaluation: Whether an `eval_loader_fn` was given.
         blocks: Names of the modules that checkpointing may recompute; none where there are none.
         batch: One line that describes the first batch.
+        weight: What the default loss is a mean over: `"samples"`, `"labels"`, `"shifted_labels"`,
+            `"label_values"`, `"classes"` or `"values"`.
+        nesting: What a batch is: a `"dict"` of tensors, `"parts"` in a list or a tuple, a
+            `"tensor"`, these `"nested"`, or something `"other"`.
+        is_map_style: Whether the loader is a `DataLoader` that draws batches of indices.
+        uses_cache: Whether a module is set to cache keys and values.
+        has_block_buffers: Whether one of the blocks holds a buffer.
+        functions: Those of the workload's functions that there are, `loader_fn` apart.
+        eval_loader_settings: Those of `LOADER_SETTINGS` that `eval_loader_fn` accepts.
         largest_samples: Indices of the largest samples of the data set, largest first; empty
             where they cannot be known.
         scanned_samples: How many samples were looked at to find them.
@@ -96,6 +106,13 @@ class WorkloadFacts:
     has_evaluation: bool
     batch: str
     blocks: tuple[str, ...] = ()
+    weight: str = "samples"
+    nesting: str = "other"
+    is_map_style: bool = False
+    uses_cache: bool = False
+    has_block_buffers: bool = False
+    functions: tuple[str, ...] = ()
+    eval_loader_settings: tuple[str, ...] = ()
     largest_samples: tuple[int, ...] = ()
     scanned_samples: int = 0
     stated_settings: Mapping[str, Any] = field(default_factory=dict)
@@ -106,9 +123,7 @@ class WorkloadFacts:
         """Return the facts as JSON takes them."""
         plain = {item.name: getattr(self, item.name) for item in fields(self)}
         return plain | {
-            "loader_settings": list(self.loader_settings),
-            "blocks": list(self.blocks),
-            "largest_samples": list(self.largest_samples),
+            **{name: list(getattr(self, name)) for name in _LISTS},
             "stated_settings": dict(self.stated_settings),
             "fingerprint": dict(self.fingerprint),
             "options": dict(self.options),
@@ -117,8 +132,11 @@ class WorkloadFacts:
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Self:
         """Return the facts that `to_dict` wrote."""
-        lists = ("loader_settings", "blocks", "largest_samples")
-        return cls(**{**document, **{name: tuple(document[name]) for name in lists}})
+        return cls(**{**document, **{name: tuple(document[name]) for name in _LISTS}})
+
+
+_LISTS = ("loader_settings", "blocks", "functions", "eval_loader_settings", "largest_samples")
+"""Fields of `WorkloadFacts` that are tuples, and lists in JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

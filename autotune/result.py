@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.outcome import Measurement, Trial
 from autotune.output.config_file import config_document
 from autotune.output.files import RECORDS, OutFolder
-from autotune.output.loop import load_loop, render_loop
+from autotune.output.loop import as_before, load_loop, render_loop
 from autotune.output.terminal import final_words
 from autotune.output.write import write_all
 from autotune.space import Config
@@ -130,23 +130,20 @@ class Result:
 
         Args:
             epochs: How often to go through the data.
-            options: As the written `train` takes them: `max_steps`, `clip_norm`, `seed`, ….
+            options: As the written `train` takes them: `max_steps`, `clip_norm`, `seed`,
+                `checkpoint`, `resume`, ….
 
         Returns:
             The mean loss of each epoch.
         """
         workload = self._workload
         loop = load_loop(render_loop(self.summary, out_folder="."))
-        functions = {
-            "loss_fn": workload.loss_fn,
-            "optimizer_fn": workload.optimizer_fn,
-            "batch_size_fn": workload.batch_size_fn,
-        }
-        if workload.eval_loader_fn is not None:
-            functions["eval_loader_fn"] = workload.eval_loader_fn
-        losses: list[float] = loop.train(
-            workload.model_fn(), workload.loader_fn, epochs=epochs, **functions, **options
-        )
+        named = ("loss_fn", "optimizer_fn", "eval_loader_fn", "batch_size_fn")
+        given = {name: getattr(workload, name) for name in named}
+        options |= {name: function for name, function in given.items() if function is not None}
+        model = workload.model_fn()
+        with as_before(model):
+            losses: list[float] = loop.train(model, workload.loader_fn, epochs=epochs, **options)
         return losses
 
 

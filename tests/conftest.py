@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import gc
 import signal
 
 import pytest
@@ -19,3 +20,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_configure() -> None:
     """Let Ctrl-C be Ctrl-C: a shell starts what runs in its background with it ignored."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """Leave the tests themselves out of garbage collection, which every launch here asks for."""
+    gc.collect()
+    gc.freeze()

@@ -16,7 +16,15 @@ from torch.nn.utils.rnn import pack_sequence
 from transformers import BatchEncoding
 from transformers.modeling_outputs import MaskedLMOutput
 
-from autotune.step.batch import BatchUnclear, count_samples, map_parts, tensors_in, to_device
+from autotune.step import forms, plain
+from autotune.step.batch import (
+    BatchUnclear,
+    count_samples,
+    map_parts,
+    nesting_of,
+    tensors_in,
+    to_device,
+)
 
 META = torch.device("meta")
 """A device that every machine has, and that no tensor is on by itself."""
@@ -250,6 +258,79 @@ def test_moving_is_seen_in_every_nesting(batch: object) -> None:
 
     assert shape_of(moved) == before
     assert all(tensor.device == META for tensor in tensors_in(moved))
+
+
+FEW_LINES: dict[str, tuple[Callable[..., Any], Callable[..., int]]] = {
+    "tensor": (forms.move_tensor, len),
+    "dict": (forms.move_dict, forms.count_dict),
+    "parts": (forms.move_parts, forms.count_parts),
+    "nested": (plain.to_device, plain.count_samples),
+}
+"""A batch's nesting → what the written loop moves and counts it by."""
+
+NESTINGS = {
+    "tensor": "tensor",
+    "dict": "nested",
+    "batch encoding": "other",
+    "list": "nested",
+    "tuple": "parts",
+    "named tuple": "other",
+    "dataclass": "other",
+    "slotted dataclass": "other",
+    "object": "other",
+    "packed beside targets": "other",
+    "scalar first": "nested",
+    "nested": "other",
+}
+
+
+@pytest.mark.parametrize("form", NESTINGS)
+def test_a_nesting_says_how_little_code_will_do(form: str) -> None:
+    """Batches of plain parts need few lines; what has a type of its own needs them all."""
+    assert nesting_of(FORMS[form](), is_kept=True) == NESTINGS[form]
+
+
+def test_a_mapping_of_tensors_is_a_dict_where_its_type_does_not_matter() -> None:
+    """Hugging Face's batches are unpacked into arguments, whatever type holds these."""
+    batch = BatchEncoding({"input_ids": rows().long()})
+
+    assert nesting_of(batch, is_kept=False) == "dict"
+    assert nesting_of(dict(batch), is_kept=True) == "dict"
+
+
+@pytest.mark.parametrize("batch", [{}, [], None, torch.tensor(3), [torch.tensor(3)], {"a": 1}])
+def test_what_cannot_be_counted_is_no_plain_batch(batch: object) -> None:
+    """Without a tensor that tells the number of samples, no short code is written."""
+    assert nesting_of(batch, is_kept=True) == "other"
+
+
+parts = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.dictionaries(st.text(max_size=2), inner, max_size=3),
+    ),
+    max_leaves=6,
+)
+counted = st.one_of(
+    st.integers(1, 3).map(rows),
+    parts.map(lambda part: (rows(), part)),
+    parts.map(lambda part: {"inputs": rows(), "other": part}),
+)
+
+
+@settings(deadline=None)
+@given(counted)
+def test_few_lines_give_what_many_give(batch: object) -> None:
+    """Where few lines are written, they move and count as the general ones of trials do."""
+    move, count = FEW_LINES[nesting_of(batch, is_kept=True)]
+
+    moved = move(batch, META)
+
+    assert shape_of(moved) == shape_of(batch)
+    assert all(tensor.device == META for tensor in tensors_in(moved))
+    assert count(batch) == count_samples(batch)
 
 
 def shape_of(batch: Any) -> Any:

@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from autotune.device.cpu import CpuDevice
-from autotune.step.checkpointing import checkpointed, find_blocks
+from autotune.step.checkpointing import checkpointed, find_blocks, holds_buffers, uses_cache
 
 WIDTH = 16
 TOKENS = torch.arange(24).reshape(2, 12) % 7
@@ -213,3 +213,35 @@ def test_nothing_is_recomputed_without_gradients(*, is_training: bool) -> None:
 def test_blocks_are_what_a_model_repeats(model: nn.Module, expected: list[str]) -> None:
     """Blocks have parts of their own, stand in a list or sequence, and are of one class."""
     assert find_blocks(model) == expected
+
+
+def test_a_forward_of_the_users_own_is_given_back() -> None:
+    """A library may have put a forward of its own on a block: it is there again afterwards."""
+    model = stack()
+    block = model.get_submodule("1.0")
+    own = block.forward
+    block.forward = own
+    with checkpointed(model, find_blocks(model)):
+        inside = block.forward
+
+    assert inside is not own
+    assert vars(block)["forward"] is own
+
+
+def test_two_backward_passes_recompute_twice() -> None:
+    """A graph that is kept is recomputed each time, on the buffers of its own forward."""
+    model = stack().train()
+    with checkpointed(model, find_blocks(model)):
+        loss = dense_loss(model)
+        gradients = [
+            torch.autograd.grad(loss, list(model.parameters()), retain_graph=True) for _ in range(2)
+        ]
+
+    assert all(map(torch.equal, *gradients))
+
+
+def test_what_has_to_be_written_is_told() -> None:
+    """Buffers in blocks and caches of keys and values each need lines of their own."""
+    assert holds_buffers(stack(), find_blocks(stack()))
+    assert not holds_buffers(bert(), find_blocks(bert()))
+    assert (uses_cache(gpt2()), uses_cache(stack())) == (True, False)

@@ -21,6 +21,8 @@ from autotune.trial.order import INSIDE_LAUNCH, Order, Source, read_answer, writ
 from autotune.trial.packing import pack
 from autotune.workload import live_workload
 
+pytestmark = pytest.mark.slow  # each starts processes
+
 TRAIN = Request(purpose="train", config=Config(batch_size=8), cycles=1)
 
 

@@ -14,6 +14,8 @@ from autotune.errors import AutotuneError
 from autotune.trial.connection import Connection
 from autotune.trial.order import Order, Source, write_order
 
+pytestmark = pytest.mark.slow  # each starts processes
+
 Run = Callable[[str], int]
 
 TOUCHED = """

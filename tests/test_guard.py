@@ -15,7 +15,7 @@ from workloads import quick_launches
 
 from autotune.outcome import Invalid, Measured
 from autotune.space import Config
-from autotune.step.precision import make_scaler
+from autotune.step.make import make_stepper
 from autotune.step.window import Stepper
 from autotune.trial import guard
 from autotune.trial.guard import check, cut
@@ -37,13 +37,8 @@ def stepper_of(
     model: nn.Module, *, loss_fn: Callable[..., Any] | None = None, amp: str = "off"
 ) -> Stepper:
     """Return a stepper of a model in training."""
-    return Stepper(
-        model=model.train(),
-        optimizer=SGD(model.parameters()),
-        scaler=make_scaler(CPU, amp),
-        device=CPU,
-        amp=amp,
-        loss_fn=loss_fn,
+    return make_stepper(
+        model.train(), SGD(model.parameters()), device=CPU, amp=amp, loss_fn=loss_fn
     )
 
 

@@ -20,6 +20,8 @@ from autotune.space import Config
 from autotune.trial.isolate import ALWAYS_LOADED, Ended, Isolated, outcome_of, preload_of_script
 from autotune.trial.order import Source
 
+pytestmark = pytest.mark.slow  # each starts processes
+
 Give = Callable[..., Isolated]
 
 TRAIN = Request(purpose="train", config=Config(batch_size=8), cycles=2)

@@ -21,11 +21,12 @@ from transformers import (
 
 from autotune.step.loss import (
     LossUnclear,
-    as_number,
+    checked,
     default_loss,
     default_weight,
+    form_of,
     is_causal,
-    split_loss,
+    require_loss,
 )
 
 NUMBERS = torch.linspace(-1, 1, 72)
@@ -312,33 +313,58 @@ def test_a_decoder_that_sees_images_is_causal() -> None:
     assert is_causal(LlavaForConditionalGeneration())
 
 
+@pytest.mark.parametrize(
+    ("make_model", "batch", "form"),
+    [
+        (bert, {"input_ids": LABELS}, "named"),
+        (lambda: Wrapper(bert()), {"input_ids": LABELS}, "dict"),
+        (lambda: shaped(2), {"input_ids": LABELS}, "dict"),
+        (lambda: shaped(2), (torch.ones(2), torch.ones(2).long()), "classes"),
+        (lambda: shaped(2), (torch.ones(2), torch.ones(2)), "values"),
+        (lambda: shaped(2), (torch.ones(2), torch.ones(2).bool()), "pair"),
+        (lambda: shaped(2), (torch.ones(2), ["a", "b"]), "pair"),
+        (lambda: shaped(2), torch.ones(2), "whole"),
+        (lambda: shaped(2), [torch.ones(2)] * 3, "whole"),
+    ],
+)
+def test_the_form_decides_which_loss_is_written(
+    make_model: Callable[[], nn.Module], batch: Any, form: str
+) -> None:
+    """Each form has a loss of its own, so that the loop holds no line for the others."""
+    assert form_of(make_model(), batch) == form
+
+
+def test_a_model_that_returns_tuples_does_not_name_its_loss() -> None:
+    """Hugging Face's models can be told to return tuples: then no loss is known."""
+    model = bert()
+    model.config.return_dict = False
+
+    with pytest.raises(LossUnclear, match="an output of tuple"):
+        default_loss(model, {"input_ids": LABELS.clamp(min=0), "labels": LABELS})
+
+
 WEIGHT = torch.ones((), requires_grad=True)
 
 
 @pytest.mark.parametrize(
-    ("loss", "value", "count"),
+    "loss",
     [
-        (WEIGHT * 3, 3, None),
-        ((WEIGHT * 3).reshape(1), 3, None),
-        ((WEIGHT * 3, None), 3, None),
-        ((WEIGHT * 3, 4), 3, 4),
-        ((WEIGHT * 3, 0), 3, 0),
-        ((WEIGHT * 3, 2.5), 3, 2.5),
-        ((WEIGHT * 3, np.int64(4)), 3, 4),
-        ((WEIGHT * 3, torch.tensor(4)), 3, 4),
-        ((WEIGHT * 3, torch.tensor([4.0])), 3, 4),
-        ((WEIGHT * 3, WEIGHT * 4), 3, 4),
+        WEIGHT * 3,
+        (WEIGHT * 3).reshape(1),
+        (WEIGHT * 3, 4),
+        (WEIGHT * 3, 0),
+        (WEIGHT * 3, 2.5),
+        (WEIGHT * 3, np.int64(4)),
+        (WEIGHT * 3, torch.tensor(4)),
+        (WEIGHT * 3, torch.tensor([4.0])),
+        (WEIGHT * 3, WEIGHT * 4),
     ],
 )
-def test_a_loss_is_one_number_or_a_sum_and_its_count(
-    loss: Any, value: float, count: float | None
-) -> None:
-    """A mean, or a sum with the number it is a sum of: each one number, a tensor of one too."""
-    found, found_count = split_loss(loss)
+def test_a_loss_is_one_number_or_a_sum_and_its_count(loss: Any) -> None:
+    """What a user's function returns comes back as it is, if it is a loss: the very object."""
+    loss_fn = checked(lambda *_: loss)
 
-    assert (found.item(), found.dim()) == (value, 0)
-    assert (None if found_count is None else as_number(found_count)) == count
-    assert not isinstance(found_count, Tensor) or not found_count.requires_grad
+    assert loss_fn(shaped(2), None) is loss
 
 
 @pytest.mark.parametrize(
@@ -349,6 +375,7 @@ def test_a_loss_is_one_number_or_a_sum_and_its_count(
         (WEIGHT.expand(4), "float32 (4,)"),
         (torch.ones(()), "float32 () without a gradient"),
         ((torch.ones(()), 4), "tuple[float32 (), int] without a gradient"),
+        ((WEIGHT, None), "tuple[float32 (), NoneType]"),
         ((WEIGHT, {"accuracy": 1}), "tuple[float32 (), dict(accuracy)]"),
         ((WEIGHT, torch.ones(4)), "tuple[float32 (), float32 (4,)]"),
         ((WEIGHT, "4"), "tuple[float32 (), str]"),
@@ -360,7 +387,7 @@ def test_a_loss_is_one_number_or_a_sum_and_its_count(
 def test_what_a_loss_fn_must_not_give_is_named(loss: Any, seen: str) -> None:
     """The error says what a loss may be, and what it was."""
     with pytest.raises(LossUnclear) as caught:
-        split_loss(loss)
+        require_loss(loss)
 
     assert str(caught.value).endswith(f"but loss_fn gave {seen}")
     assert "(loss_sum, count)" in str(caught.value)

@@ -10,9 +10,11 @@ from strategies import ANSWER, sample_summary
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from autotune.device.cpu import CpuDevice
 from autotune.errors import OutFolderUnusable
 from autotune.result import Result
 from autotune.space import Config
+from autotune.trial.survey import survey
 from autotune.workload import Workload, live_workload
 
 
@@ -29,8 +31,10 @@ def workload() -> Workload:
 
 def result(config: Config = ANSWER) -> Result:
     """A result with live objects."""
-    summary = replace(sample_summary(), config=config, script=None)
-    return Result(summary=summary, files={}, live_workload=workload())
+    live = workload()
+    facts = survey(live, CpuDevice(), scan_seconds=0.0).workload
+    summary = replace(sample_summary(), config=config, script=None, workload=facts)
+    return Result(summary=summary, files={}, live_workload=live)
 
 
 def test_the_answer_is_at_hand() -> None:

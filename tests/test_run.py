@@ -20,6 +20,7 @@ from autotune.run import Run, baseline_of, fingerprint_of, make_task, signature,
 from autotune.space import Config
 from autotune.testing import Simulated, SimulatedClock
 
+pytestmark = pytest.mark.slow  # each starts processes
 MIB = 2**20
 
 

@@ -14,6 +14,8 @@ from autotune.errors import OptionInvalid, WorkloadInvalid
 from autotune.options import Options
 from autotune.tune import tune_script
 
+pytestmark = pytest.mark.slow  # each starts processes
+
 BUILT = {
     "baseline",
     "batch_size_fn",

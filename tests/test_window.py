@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -11,9 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.amp.grad_scaler import GradScaler
 from torch.nn import functional
-from torch.optim import SGD, AdamW
+from torch.optim import SGD, AdamW, Optimizer
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -24,6 +24,8 @@ from transformers import (
 )
 
 from autotune.step.loss import LossUnclear
+from autotune.step.make import in_precision, make_stepper
+from autotune.step.scaling import ScalingStepper
 from autotune.step.window import Stepper, windows
 
 RELATIVE = 1e-5
@@ -117,15 +119,21 @@ def cut(batch: Any, sizes: Sequence[int]) -> list[Any]:
     return list(zip(*(cut(part, sizes) for part in batch), strict=True))
 
 
-def stepper(model: nn.Module, **changes: Any) -> Stepper:
+def stepper(
+    model: nn.Module, *, optimizer: Optimizer | None = None, amp: str = "off", **options: Any
+) -> Stepper:
     """A stepper that subtracts the gradient."""
-    plain = Stepper(
-        model=model,
-        optimizer=SGD(model.parameters(), lr=1.0),
-        scaler=GradScaler("cpu", enabled=False),
-        device=CPU,
-    )
-    return replace(plain, **changes)
+    optimizer = optimizer or SGD(model.parameters(), lr=1.0)
+    own = {name: options.pop(name) for name in ("loss_fn", "count") if name in options}
+    return replace(make_stepper(model, optimizer, device=CPU, amp=amp, **own), **options)
+
+
+def scaling(model: nn.Module, *, init_scale: float, **options: Any) -> ScalingStepper:
+    """A stepper that scales the loss, and computes in full precision."""
+    scaled = in_precision(stepper(model, **options), "fp16", init_scale=init_scale)
+    scaled.autocast = nullcontext()
+    assert isinstance(scaled, ScalingStepper)
+    return scaled
 
 
 def gradients_of(model: nn.Module) -> Gradients:
@@ -326,9 +334,7 @@ def test_a_window_in_which_nothing_counts_makes_no_step(
     """No label, no count, no sample: no NaN, no step, and the scaler does not mind."""
     model = make()
     before = copy.deepcopy(model.state_dict())
-    step = stepper(model, scaler=GradScaler("cpu", enabled=amp == "fp16"), amp=amp, **changes)
-
-    loss = step([batch, batch])
+    loss = stepper(model, amp=amp, **changes)([batch, batch])
 
     assert loss.item() == 0
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -353,9 +359,8 @@ def test_the_scaler_changes_no_step(case: str, sizes: list[int]) -> None:
     """A scale is a power of two, and is divided out before the step: weights are the same."""
     make, batch, changes, _ = CASES[case]
     scaled, plain = make(), make()
-    scaler = GradScaler("cpu", init_scale=2.0**12)
 
-    stepper(scaled, scaler=scaler, clip_norm=0.1, **changes)(cut(batch, sizes))
+    scaling(scaled, init_scale=2.0**12, clip_norm=0.1, **changes)(cut(batch, sizes))
     stepper(plain, clip_norm=0.1, **changes)(cut(batch, sizes))
 
     assert all(map(torch.equal, scaled.parameters(), plain.parameters()))
@@ -365,30 +370,30 @@ def test_a_step_whose_gradients_overflow_is_left_out() -> None:
     """The weights stay as they are, and the scale is halved."""
     model = net()
     before = copy.deepcopy(model.state_dict())
-    scaler = GradScaler("cpu", init_scale=2.0**127)
-    large = stepper(
-        model, scaler=scaler, clip_norm=1.0, loss_fn=lambda *args: mean_loss(*args) * 1e6
+    large = scaling(
+        model, init_scale=2.0**127, clip_norm=1.0, loss_fn=lambda *args: mean_loss(*args) * 1e6
     )
 
     large(cut(rows(), [6, 6]))
 
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert scaler.get_scale() == 2.0**126
+    assert large.scaler.get_scale() == 2.0**126
 
 
 def test_a_sum_stays_within_the_range_of_fp16() -> None:
     """Backward runs on the sum over a count: 2¹⁶ times a plain sum would be infinite in fp16."""
     model = nn.Linear(5, 1, bias=False)
     before = model.weight.detach().clone()
-    scaler = GradScaler("cpu", init_scale=2.0**16)
 
     def loss_fn(model: nn.Module, batch: Tensor) -> tuple[Tensor, int]:
         return model(batch).float().sum(), len(batch)
 
-    stepper(model, scaler=scaler, amp="fp16", loss_fn=loss_fn)(cut(rows()[0], [8, 4]))
+    step = stepper(model, amp="fp16", loss_fn=loss_fn)
+    step(cut(rows()[0], [8, 4]))
 
     expected = before - rows()[0].mean(dim=0)
-    assert scaler.get_scale() == 2.0**16  # no overflow was seen
+    assert isinstance(step, ScalingStepper)
+    assert step.scaler.get_scale() == 2.0**16  # no overflow was seen
     assert torch.allclose(model.weight, expected, atol=2e-3)  # fp16 keeps 11 bits
 
 
@@ -398,9 +403,7 @@ def test_half_precision_steps_leave_the_weights_in_full_precision(amp: str) -> N
     model = net()
     before = copy.deepcopy(model.state_dict())
 
-    loss = stepper(model, scaler=GradScaler("cpu", enabled=amp == "fp16"), amp=amp)(
-        cut(rows(), [8, 4])
-    )
+    loss = stepper(model, amp=amp)(cut(rows(), [8, 4]))
 
     assert loss.isfinite()
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}

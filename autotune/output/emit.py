@@ -1,14 +1,19 @@
 """Python source made from the text of our own modules, which are read and never imported.
 
 The loop that a run writes holds the very lines that were measured: the definitions it needs, cut
-from the modules of `autotune.step` with their comments, and one sorted block of imports.
+from the modules of `autotune.step` with their comments, and one sorted block of imports. A class
+that is built on another comes out as one class.
 """
 
 import ast
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from importlib import resources
+
+from autotune.output.brief import merged, shortened
 
 _OWN = "autotune"
 _BLANK_LINES = 2
@@ -24,12 +29,14 @@ class Piece:
         uses: All names in it.
         text: Its lines, as they are in the source.
         is_import: Whether it imports.
+        bases: Of a class, the names that it is built on; None for anything else.
     """
 
     names: frozenset[str]
     uses: frozenset[str]
     text: str
     is_import: bool
+    bases: tuple[str, ...] | None
 
 
 def module_text(name: str) -> str:
@@ -37,37 +44,60 @@ def module_text(name: str) -> str:
     return resources.files(_OWN).joinpath("step", f"{name}.py").read_text(encoding="utf-8")
 
 
-def blocks(texts: Sequence[str], *, needed: Iterable[str]) -> str:
-    """Return the definitions of some modules that the needed names lead to, and their imports.
+def blocks(texts: Sequence[str], *, into: str) -> str:
+    """Return the definitions of some modules that a source needs, and their imports.
 
     Args:
         texts: Sources of modules, which may import each other.
-        needed: Names that the definitions are for.
+        into: The source; what it defines itself is not taken from the modules.
 
     Raises:
         ValueError: If two modules define one name, since they come to lie in one file.
     """
     pieces = [piece for text in texts for piece in pieces_of(text)]
+    definitions = _definitions(pieces, into=into)
     imports = [piece.text for piece in pieces if piece.is_import]
-    definitions = [piece for piece in pieces if not piece.is_import]
-    seen: set[str] = set()
-    for piece in definitions:
-        if seen & piece.names:
-            raise ValueError(f"two emitted modules define {', '.join(seen & piece.names)}")
-        seen |= piece.names
-    code = "\n".join(_joined(_reached(definitions, set(needed))))
-    return "\n".join([*imports, code.strip("\n")])
+    code = "\n".join(_joined(_reached(definitions, set(names_in(into)))))
+    return "\n".join([*imports, shortened(code).strip("\n")])
 
 
+def _definitions(pieces: Iterable[Piece], *, into: str) -> list[Piece]:
+    """Return what the pieces define and the source does not, each class alone.
+
+    Raises:
+        ValueError: If two define one name.
+    """
+    there = frozenset().union(*map(_defined, ast.parse(into).body))
+    found = [piece for piece in pieces if not piece.is_import and not piece.names & there]
+    counts = Counter(name for piece in found for name in piece.names)
+    twice = sorted(name for name, count in counts.items() if count > 1)
+    if twice:
+        raise ValueError(f"two emitted modules define {', '.join(twice)}")
+    return [_alone(piece, found) for piece in found]
+
+
+@cache
 def names_in(text: str) -> frozenset[str]:
     """Return every name that a source reads or writes."""
     return _names(ast.parse(text))
 
 
+@cache
+def lambdas(text: str) -> Mapping[str, str]:
+    """Return the functions of a source that only return something: name → the same as a lambda."""
+    found = {}
+    for node in ast.parse(text).body:
+        match node:
+            case ast.FunctionDef(name=name, body=[_, ast.Return(value=ast.expr() as value)]):
+                arguments = ", ".join(argument.arg for argument in node.args.args)
+                found[name] = f"lambda {arguments}: {ast.get_source_segment(text, value)}"
+    return found
+
+
 def tidy(text: str) -> str:
     """Return a source with its imports merged, sorted, without unused ones, below its docstring."""
     tree, lines = ast.parse(text), text.splitlines()
-    used = frozenset[str]().union(*(_names(node) for node in tree.body if not _is_import(node)))
+    used = frozenset[str]().union(*(_read(node) for node in tree.body if not _is_import(node)))
     start = _end(tree.body[0]) if _is_string(tree.body[0]) else 0
     statements = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
     gone = {line for node in statements for line in range(node.lineno, _end(node) + 1)}
@@ -77,8 +107,13 @@ def tidy(text: str) -> str:
     return head.strip("\n") + "\n\n" + body + "\n"
 
 
-def pieces_of(text: str) -> Iterator[Piece]:
-    """Yield the statements of a module, but its docstring, `__all__` and imports of ours."""
+@cache
+def pieces_of(text: str) -> Sequence[Piece]:
+    """Return the statements of a module, but its docstring, `__all__` and imports of ours."""
+    return [*_pieces(text)]
+
+
+def _pieces(text: str) -> Iterator[Piece]:
     tree, lines = ast.parse(text), text.splitlines()
     nodes, end = tree.body, 0
     for index, node in enumerate(nodes):
@@ -93,7 +128,19 @@ def pieces_of(text: str) -> Iterator[Piece]:
             uses=_names(node),
             text="\n".join(lines[start:end]).strip("\n"),
             is_import=_is_import(node),
+            bases=_bases(node),
         )
+
+
+def _alone(piece: Piece, definitions: Sequence[Piece]) -> Piece:
+    """Return a class as it is without others of the definitions; anything else as it is."""
+    if not piece.bases:
+        return piece
+    known = [each for each in definitions if each.bases is not None]
+    classes = {name: each.text for each in known for name in each.names}
+    (name,) = piece.names
+    text = merged(name, classes)
+    return replace(piece, text=text, uses=names_in(text))
 
 
 def _joined(pieces: Iterable[Piece]) -> Iterator[str]:
@@ -160,6 +207,17 @@ def _bound(alias: ast.alias) -> str:
 
 def _names(tree: ast.AST) -> frozenset[str]:
     return frozenset(node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
+
+
+def _read(tree: ast.AST) -> frozenset[str]:
+    names = (node for node in ast.walk(tree) if isinstance(node, ast.Name))
+    return frozenset(node.id for node in names if isinstance(node.ctx, ast.Load))
+
+
+def _bases(node: ast.stmt) -> tuple[str, ...] | None:
+    if not isinstance(node, ast.ClassDef):
+        return None
+    return tuple(base.id for base in node.bases if isinstance(base, ast.Name))
 
 
 def _defined(node: ast.stmt) -> frozenset[str]:

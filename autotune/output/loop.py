@@ -1,25 +1,71 @@
 """train.py: a training loop with the tuned settings, which needs PyTorch and nothing of ours."""
 
 import os
+import re
+import sys
 import textwrap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.abc import ExecutionLoader
 from importlib.util import module_from_spec, spec_from_loader
+from itertools import groupby
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-from autotune.output.emit import blocks, module_text, names_in, tidy
+from autotune.facts import WorkloadFacts
+from autotune.output.emit import blocks, lambdas, module_text, tidy
 from autotune.output.files import LOOP
 from autotune.output.render import render
 from autotune.output.words import headline, memory_words, rate_words, speed_words
 from autotune.space import Config
 from autotune.summary import Summary
 
-EMITTED = ("batch", "loss", "precision", "window", "checkpointing")
-"""The modules of `autotune.step` whose text the loop is made of, in the order it takes."""
+if TYPE_CHECKING:
+    from torch import nn
 
-_FUNCTIONS = ("loss_fn", "optimizer_fn", "batch_size_fn")
+EMITTED = ("window", "counting", "scaling", "training", "forms", "recompute")
+"""The modules of `autotune.step` whose text the loop is made of, in the order it takes; after them
+`batch` or, where batches are dicts, lists and tuples of tensors, `plain`."""
+
+LOSSES = {
+    "loss_fn": "loss_fn",
+    "named": "named_loss",
+    "dict": "dict_loss",
+    "pair": "pair_loss",
+    "whole": "whole_loss",
+    "classes": "class_loss",
+    "values": "value_loss",
+}
+"""How the loss is computed → the function that does."""
+
+WEIGHTS = {
+    "labels": "count_labels",
+    "shifted_labels": "count_shifted_labels",
+    "label_values": "count_label_values",
+    "classes": "count_classes",
+    "values": "count_values",
+}
+"""What a loss is a mean over, where it is not samples → the function that counts it."""
+
+NESTINGS = {
+    "dict": ("move_dict", "count_dict"),
+    "parts": ("move_parts", "count_parts"),
+    "tensor": ("move_tensor", "len"),
+    "nested": ("to_device", "count_samples"),
+    "other": ("to_device", "count_samples"),
+}
+"""What a batch is → the functions that move it and count its samples."""
+
+_DTYPES = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}
 _WIDTH = 98
 """Of the docstring's lines; the formatter's limit is 100."""
+
+_TRAINING = '''
+@dataclass(kw_only=True)
+class Training({bases}):
+    """A training run: its parts, its options, and how far it has come."""
+'''
 
 
 def render_loop(summary: Summary, *, out_folder: str | Path) -> str:
@@ -29,26 +75,21 @@ def render_loop(summary: Summary, *, out_folder: str | Path) -> str:
         summary: What the run found.
         out_folder: Where it will lie: it finds the workload's script from there.
     """
-    facts = summary.workload
-    functions = (*_FUNCTIONS, "eval_loader_fn") if facts.has_evaluation else _FUNCTIONS
-    passed = ["epochs", "max_steps", "seed", *["eval_loader_fn"] * facts.has_evaluation]
+    facts, folder = summary.workload, Path(out_folder)
     view = {
-        "docstring": _docstring(summary, out_folder=Path(out_folder)),
+        "docstring": _docstring(summary, out_folder=folder),
         "config_lines": _config_lines(summary.config),
-        "script": _from_folder(summary.script, Path(out_folder)),
-        "sets_threads": summary.config.threads is not None,
+        "script": _from_folder(summary.script, folder),
+        "is_importable": _is_importable(summary.script),
         "is_cuda": summary.device.kind == "cuda",
-        "has_evaluation": facts.has_evaluation,
-        "is_checkpointed": summary.config.checkpointing != "off",
-        "block_names": [_literal(name) for name in facts.blocks],
-        "run_arguments": ", ".join(passed),
         "device": _literal(summary.device.kind),
-        "function_names": ", ".join(f'"{name}"' for name in functions),
+        **_workload_view(facts),
+        **_step_view(facts, summary.config),
     }
-    alone = render("train.py.jinja", blocks="", **view)
-    texts = [module_text(name) for name in EMITTED]
-    code = blocks(texts, needed=names_in(alone))
-    return tidy(render("train.py.jinja", blocks=code, **view))
+    alone = render("train.py.jinja", code="", **view)
+    names = [*EMITTED, "batch" if facts.nesting == "other" else "plain"]
+    texts = [_TRAINING.format(bases=_bases(facts, summary.config)), *map(module_text, names)]
+    return tidy(render("train.py.jinja", code=blocks(texts, into=alone), **view))
 
 
 def load_loop(source: str, *, folder: str | Path = ".") -> ModuleType:
@@ -68,6 +109,26 @@ def load_loop(source: str, *, folder: str | Path = ".") -> ModuleType:
     return module
 
 
+@contextmanager
+def as_before(model: "nn.Module") -> Iterator[None]:
+    """Give a model back, after the length of a `with`, without what the loop sets on it.
+
+    Its blocks may be recomputed and its caches off; what was trained stays trained.
+    """
+    forwards = [(part, vars(part).get("forward")) for part in model.modules()]
+    settings: list[Any] = [getattr(part, "config", None) for part in model.modules()]
+    caches = [(each, each.use_cache) for each in settings if hasattr(each, "use_cache")]
+    try:
+        yield
+    finally:
+        for part, forward in forwards:
+            vars(part).pop("forward", None)
+            if forward is not None:
+                vars(part)["forward"] = forward
+        for each, use_cache in caches:
+            each.use_cache = use_cache
+
+
 class _Text(ExecutionLoader):
     """Loads a module from a text, which tracebacks can then show."""
 
@@ -81,18 +142,102 @@ class _Text(ExecutionLoader):
         return self.path
 
 
+def _workload_view(facts: WorkloadFacts) -> dict[str, Any]:
+    """Return what the template shows of the workload: those of its functions that there are."""
+    named = ("loss_fn", "batch_size_fn", "optimizer_fn", "eval_loader_fn")
+    given = [name for name in named if name in facts.functions]
+    has_optimizer_fn = "optimizer_fn" in facts.functions
+    return {
+        "loader_settings": _tuple(facts.loader_settings),
+        "eval_loader_settings": _tuple(facts.eval_loader_settings),
+        "has_loss_fn": "loss_fn" in facts.functions,
+        "has_batch_size_fn": "batch_size_fn" in facts.functions,
+        "has_optimizer_fn": has_optimizer_fn,
+        "optimizer": "optimizer_fn" if has_optimizer_fn else "AdamW",
+        "model": "workload.model_fn()" if "model_fn" in facts.functions else "workload.model",
+        "function_names": ", ".join(map(_literal, [*given, "scheduler_fn"])),
+    }
+
+
+def _step_view(facts: WorkloadFacts, config: Config) -> dict[str, Any]:
+    """Return what the template shows of the step: the parts that its config calls for."""
+    dtype = _DTYPES.get(config.amp)
+    move, count = NESTINGS[facts.nesting]
+    count = "batch_size_fn" if "batch_size_fn" in facts.functions else count
+    return {
+        "is_fp16": config.amp == "fp16",
+        "autocast": f"torch.autocast(place.type, dtype={dtype})" if dtype else "nullcontext()",
+        "loss": _inline(LOSSES[facts.loss]),
+        "weigh": _inline(WEIGHTS.get(facts.weight, count)),
+        "count": _inline(count),
+        "move": _inline(move),
+        "blocks": _block_names(facts.blocks) if config.checkpointing != "off" else "",
+        "forward": _forward("recomputed_once" if facts.has_block_buffers else "recomputed"),
+        "uses_cache": facts.uses_cache,
+        "sets_threads": config.threads is not None,
+        "resumed_words": "; what loader workers draw differs" if config.num_workers else "",
+    }
+
+
+def _bases(facts: WorkloadFacts, config: Config) -> str:
+    """Return the classes that the run is made of."""
+    steppers = [
+        *(["ScalingStepper"] if config.amp == "fp16" else []),
+        *(["CountingStepper"] if "loss_fn" in facts.functions else []),
+    ]
+    return ", ".join([*steppers, "Run" if facts.is_map_style else "IteratingRun"])
+
+
+def _inline(name: str) -> str:
+    """Return a function of `forms` as source: a lambda where it only returns something."""
+    return lambdas(module_text("forms")).get(name, name)
+
+
+def _forward(name: str) -> str:
+    """Return the forward of a checkpointed block as source."""
+    source = lambdas(module_text("recompute")).get(name, "")
+    return source.removeprefix("lambda block: ") or f"{name}(block)"
+
+
+def _block_names(names: Sequence[str]) -> str:
+    """Return a list of names as source; those that count up from 0 come as one.
+
+    >>> _block_names(["layer.0", "layer.1"])
+    '[f"layer.{number}" for number in range(2)]'
+    >>> print(_block_names(["head", "layer.0", "layer.1"]))
+    [
+        "head",
+        *(f"layer.{number}" for number in range(2)),
+    ]
+    """
+    parts = [part for prefix, run in groupby(names, _prefix) for part in _run(prefix, [*run])]
+    if len(parts) == 1 and parts[0].startswith("*("):
+        return f"[{parts[0][2:-1]}]"
+    return "\n".join(["[", *(f"    {part}," for part in parts), "]"])
+
+
+def _prefix(name: str) -> str:
+    return re.sub(r"\d+$", "", name)
+
+
+def _run(prefix: str, names: Sequence[str]) -> list[str]:
+    if len(names) > 1 and names == [f"{prefix}{number}" for number in range(len(names))]:
+        return [f"*(f{_literal(prefix + '{number}')} for number in range({len(names)}))"]
+    return [_literal(name) for name in names]
+
+
 def _docstring(summary: Summary, *, out_folder: Path) -> str:
     subject = f"`{summary.script}`" if summary.script else "your model"
     found = f"{headline(summary)} {_figures(summary)}"
     place = (out_folder / LOOP).as_posix()
-    paragraphs = [
-        f"Trains {subject} with the settings that autotune measured.",
-        f"{found} Measured on {summary.device.name}.",
-        f"Found by: {summary.command}" if summary.command else "",
-        "It needs PyTorch and nothing of autotune; change it as you like.",
-        f"    python {place} --epochs 3" if summary.script else "",
+    how = f": `python {place} --epochs 3`" if summary.script else " by autotune"
+    lines = [
+        _wrapped(f"Trains {subject} as it was tuned{how}."),
+        "",
+        _wrapped(f"{found} Measured on {summary.device.name}."),
+        *([_wrapped(f"Found by: {summary.command}")] if summary.command else []),
     ]
-    return _quotable("\n\n".join(_wrapped(text) for text in paragraphs if text))
+    return _quotable("\n".join(lines))
 
 
 def _figures(summary: Summary) -> str:
@@ -104,8 +249,6 @@ def _figures(summary: Summary) -> str:
 
 
 def _wrapped(text: str) -> str:
-    if text.startswith("    "):
-        return text
     return textwrap.fill(text, _WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
@@ -125,6 +268,10 @@ def _config_lines(config: Config) -> list[str]:
     return [f'"{knob}": {_literal(value)}' for knob, value in config.to_dict().items()]
 
 
+def _tuple(names: Sequence[str]) -> str:
+    return f"({', '.join(map(_literal, names))}{',' * (len(names) == 1)})"
+
+
 def _literal(value: object) -> str:
     """Return a value as source, strings in the formatter's double quotes."""
     if not isinstance(value, str):
@@ -139,3 +286,9 @@ def _from_folder(script: str | None, folder: Path) -> str | None:
         return None
     path = os.path.relpath(Path(script).absolute(), os.path.realpath(folder))
     return _literal(Path(path).as_posix())
+
+
+def _is_importable(script: str | None) -> bool:
+    """Whether a script can be imported by its name: without a dot, and no other module's."""
+    name = Path(script or "").stem
+    return "." not in name and name not in {*sys.stdlib_module_names, "torch"}

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,8 +12,9 @@ from autotune.errors import WorkloadInvalid
 from autotune.space import Config
 from autotune.step.batch import count_samples
 from autotune.step.checkpointing import blocks_named, checkpointed, find_blocks
-from autotune.step.precision import make_scaler
-from autotune.step.window import LossFn, Stepper, windows
+from autotune.step.loss import LossFn
+from autotune.step.make import make_stepper, with_loss
+from autotune.step.window import Stepper, windows
 
 
 class Step:
@@ -41,9 +41,8 @@ class Step:
         Returns:
             The window's mean loss, a tensor on the device of the model.
         """
-        if loss_fn is None or loss_fn is self.stepper.loss_fn:
-            return self.stepper(window)
-        return replace(self.stepper, loss_fn=loss_fn)(window)
+        stepper = with_loss(self.stepper, loss_fn) if loss_fn else self.stepper
+        return stepper(window)
 
 
 @contextmanager
@@ -77,14 +76,8 @@ def apply(
     """
     wanted = config if isinstance(config, Config) else Config.from_dict(config)
     device = device_of(model)
-    stepper = Stepper(
-        model=model,
-        optimizer=optimizer,
-        scaler=make_scaler(device, wanted.amp),
-        device=device,
-        amp=wanted.amp,
-        loss_fn=loss_fn,
-        count=count,
+    stepper = make_stepper(
+        model, optimizer, device=device, amp=wanted.amp, loss_fn=loss_fn, count=count
     )
     modes = [(module, module.training) for module in model.modules()]
     blocks = blocks_of(model, wanted, named=checkpoint_blocks)

@@ -1,12 +1,12 @@
-"""Batches of any nesting: moved to a device, counted, and cut into micro-batches.
+"""Batches of any nesting: moved to a device, and counted.
 
-Emitted: the text of this module is part of the written training loop, so it needs PyTorch and
-nothing of ours.
+Emitted where a batch is more than dicts, lists and tuples of tensors: the text of this module is
+then part of the written training loop, so it needs PyTorch and nothing of ours.
 """
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -37,6 +37,48 @@ def _ask_to_move(batch: Any, device: torch.device) -> Any:
     except TypeError:  # a `to` that takes a device and no more
         moved = batch.to(device)
     return batch if moved is None else moved
+
+
+def nesting_of(batch: Any, *, is_kept: bool) -> str:
+    """Return what a batch is made of: how few lines of code move and count it.
+
+    Args:
+        batch: Of any nesting.
+        is_kept: Whether its own type has to be kept, and not only what is in it.
+
+    Returns:
+        `"dict"` of tensors, `"parts"` in a list or a tuple, a `"tensor"`, `"nested"` of these and
+        of what is not moved, or something `"other"`.
+    """
+    is_dict = type(batch) is dict if is_kept else isinstance(batch, Mapping)
+    if isinstance(batch, Tensor) and batch.dim():
+        return "tensor"
+    if is_dict and _are_tensors([*batch.values()]):
+        return "dict"
+    if type(batch) in {list, tuple} and _are_tensors(batch):
+        return "parts"
+    return "nested" if _is_plain(batch) and _is_counted(batch) else "other"
+
+
+def _is_counted(batch: Any) -> bool:
+    """Whether a tensor tells the number of samples."""
+    return any(part.dim() for part in tensors_in(batch))
+
+
+def _are_tensors(parts: Sequence[Any]) -> bool:
+    """Whether all are tensors, and the first tells the number of samples."""
+    is_counted = bool(parts) and isinstance(parts[0], Tensor) and parts[0].dim() > 0
+    return is_counted and all(isinstance(part, Tensor) for part in parts)
+
+
+def _is_plain(batch: Any) -> bool:
+    """Whether a batch is dicts, lists and tuples of tensors, and of what need not be moved."""
+    if type(batch) is dict:
+        return all(map(_is_plain, batch.values()))
+    if type(batch) in {list, tuple}:
+        return all(map(_is_plain, batch))
+    holds_parts = isinstance(batch, Mapping | list | tuple) or hasattr(batch, "__dict__")
+    return isinstance(batch, Tensor) or not (holds_parts or dataclasses.is_dataclass(batch))
 
 
 def map_parts(batch: Any, change: Callable[[Any], Any]) -> Any:

@@ -1,19 +1,18 @@
-"""The loss of a batch where the user wrote none, and how much a batch weighs in a step.
+"""Losses as trials compute them: the written loop's own, with what comes and goes checked.
 
-Emitted: the text of this module is part of the written training loop, so it needs PyTorch and
-nothing of ours.
+A batch whose form leaves no doubt needs no `loss_fn`; any other is refused by name. What was
+checked is handed on as it is, so that a trial computes the very tensors that the loop will.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import wraps
 from numbers import Real
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-IGNORED_LABEL = -100
-"""Labels of this value have no part in the loss: PyTorch's default of `ignore_index`."""
+from autotune.step import forms
 
 EXAMPLE_LOSS = "def loss_fn(model, batch):\n    return my_loss(model(batch[0]), batch[1])"
 
@@ -24,6 +23,27 @@ sequence is not predicted; Hugging Face's name their loss so, else their class."
 SHOWN_PARTS = 4
 """Of a list, in an error: enough to recognise it."""
 
+LossFn = Callable[[nn.Module, Any], Any]
+"""`loss_fn(model, batch)`: a mean over the batch, or `(loss_sum, count)`."""
+
+LOSSES: Mapping[str, Callable[[forms.Model, Any], Any]] = {
+    "named": forms.named_loss,
+    "dict": forms.dict_loss,
+    "pair": forms.pair_loss,
+    "whole": forms.whole_loss,
+    "classes": forms.class_loss,
+    "values": forms.value_loss,
+}
+"""The form of a batch → its loss."""
+
+WEIGHTS: Mapping[str, Callable[[Any], int]] = {
+    "labels": forms.count_labels,
+    "shifted_labels": forms.count_shifted_labels,
+    "label_values": forms.count_label_values,
+    "classes": forms.count_classes,
+    "values": forms.count_values,
+}
+"""What a loss is a mean over, where these are not samples → their number in a batch."""
 
 _LOSS_FORMS = "one number with a gradient (a mean over the batch), or (loss_sum, count)"
 
@@ -35,39 +55,116 @@ class LossUnclear(TypeError):
 def default_loss(model: nn.Module, batch: Any) -> Tensor:
     """Return the mean loss of the batch, where its form leaves no doubt what that is.
 
-    A dict is passed as `model(**batch)` and the output's `loss` is used. A pair is inputs and
-    targets: cross entropy for integer targets, mean squared error for floating ones. An output
-    that is itself a scalar with a gradient is the loss.
-
     Raises:
-        LossUnclear: If the batch or the output has another form; it shows a `loss_fn` to write.
+        LossUnclear: If the output has another form; it shows a `loss_fn` to write.
+    """
+    form = form_of(model, batch)
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        output = model(*args, **kwargs)
+        if not _is_clear(form, batch, output):
+            raise LossUnclear(
+                f"no loss is known for a batch of {_form(batch)} and an output of {_form(output)}; "
+                f"write one, for example:\n\n{EXAMPLE_LOSS}"
+            )
+        return output
+
+    loss: Tensor = LOSSES[form](watched, batch)
+    return loss
+
+
+def form_of(model: nn.Module, batch: Any) -> str:
+    """Return the form of a batch, a key of `LOSSES`.
+
+    A dict is passed as `model(**batch)` and the output's `loss` is used; models of Hugging Face
+    have it by name. A pair is inputs and targets: cross entropy for integer targets (`classes`),
+    mean squared error for floating ones (`values`). Of other pairs, of anything else, and where
+    the output is or has a loss, it is the model that computes it.
     """
     if isinstance(batch, Mapping):
-        output = model(**batch)
-    else:
-        output = model(batch[0] if _is_pair(batch) else batch)
-    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    if is_scalar_loss(output):
-        return output
-    if is_scalar_loss(loss):
+        return "named" if _names_its_loss(model) else "dict"
+    if not _is_pair(batch):
+        return "whole"
+    targets = batch[1]
+    if not isinstance(targets, Tensor) or targets.is_complex() or targets.dtype == torch.bool:
+        return "pair"
+    return "values" if targets.is_floating_point() else "classes"
+
+
+def weight_of(model: nn.Module, batch: Any) -> str:
+    """Return what the default loss of a batch is a mean over: a key of `WEIGHTS`, or `samples`.
+
+    A mean over labels accumulates wrongly if micro-batches are weighted by samples.
+    """
+    is_dict = isinstance(batch, Mapping)
+    labels = batch.get("labels") if is_dict else batch[1] if _is_pair(batch) else None
+    if not isinstance(labels, Tensor) or labels.dim() == 0:
+        return "samples"
+    if not is_dict:
+        return "values" if labels.is_floating_point() else "classes"
+    if labels.is_floating_point():
+        return "label_values"
+    return "shifted_labels" if labels.dim() > 1 and is_causal(model) else "labels"
+
+
+def default_weight(model: nn.Module, batch: Any, samples: int) -> int:
+    """Return the number of what the default loss of a batch is a mean over.
+
+    Args:
+        model: Which may shift its labels.
+        batch: Of any form.
+        samples: Their number, for a batch whose loss is a mean over samples.
+    """
+    count = WEIGHTS.get(weight_of(model, batch))
+    return count(batch) if count else samples
+
+
+def is_causal(model: nn.Module) -> bool:
+    """Whether the model, or the one that it wraps, shifts its labels by one.
+
+    Hugging Face's causal models do; those with an encoder are given shifted labels.
+    """
+    while True:
+        name = getattr(model, "loss_type", None) or type(model).__name__
+        if any(part in name for part in CAUSAL):
+            return not getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+        wrapped = list(model.children())
+        if len(wrapped) != 1:
+            return False
+        (model,) = wrapped
+
+
+def checked(loss_fn: LossFn) -> LossFn:
+    """Return a user's `loss_fn` that raises `LossUnclear` if what it returns is no loss."""
+
+    @wraps(loss_fn)
+    def wrapped(model: nn.Module, batch: Any) -> Any:
+        loss = loss_fn(model, batch)
+        require_loss(loss)
         return loss
-    if _is_pair(batch) and isinstance(output, Tensor) and isinstance(batch[1], Tensor):
-        loss = _loss_between(output, batch[1])
-        if loss is not None:
-            return loss
-    raise LossUnclear(
-        f"no loss is known for a batch of {_form(batch)} and an output of {_form(output)}; "
-        f"write one, for example:\n\n{EXAMPLE_LOSS}"
-    )
+
+    return wrapped
 
 
-def is_scalar_loss(output: Any) -> TypeGuard[Tensor]:
-    """Whether an output is itself the loss: one number, with a gradient where there are any."""
-    return isinstance(output, Tensor) and output.dim() == 0 and _has_gradient(output)
+def require_loss(loss: Any) -> None:
+    """Refuse what is neither one number with a gradient nor `(loss_sum, count)`.
+
+    Raises:
+        LossUnclear: If it is something else.
+    """
+    value, count = loss if isinstance(loss, tuple) and len(loss) == 2 else (loss, 0)  # noqa: PLR2004
+    if not isinstance(value, Tensor) or value.numel() != 1 or not _is_count(count):
+        raise LossUnclear(f"a loss needs {_LOSS_FORMS}, but loss_fn gave {_form(loss)}")
+    if not _has_gradient(value):
+        raise LossUnclear(
+            f"a loss needs {_LOSS_FORMS}, but loss_fn gave {_form(loss)} without a gradient"
+        )
 
 
-def _has_gradient(value: Tensor) -> bool:
-    return value.requires_grad or not torch.is_grad_enabled()
+def _names_its_loss(model: nn.Module) -> bool:
+    """Whether a model's output has its loss as an attribute, as all of Hugging Face's do."""
+    is_theirs = any(kind.__name__ == "PreTrainedModel" for kind in type(model).__mro__)
+    return is_theirs and getattr(getattr(model, "config", None), "return_dict", False) is True
 
 
 def _is_pair(batch: Any) -> bool:
@@ -76,17 +173,22 @@ def _is_pair(batch: Any) -> bool:
     return is_pair and any(isinstance(part, Tensor) for part in batch)
 
 
-def _loss_between(output: Tensor, targets: Tensor) -> Tensor | None:
-    """Return the loss that shapes and dtypes call for; None where they call for none."""
-    if targets.is_floating_point():
-        is_same = _without_ones(output) == _without_ones(targets)  # (n, 1) beside (n,)
-        return functional.mse_loss(output, targets.reshape(output.shape)) if is_same else None
-    if targets.is_complex() or targets.dtype == torch.bool or output.shape[1:2].numel() <= 1:
-        return None
-    is_one_each = output.shape[:1] + output.shape[2:] == targets.shape
-    if not is_one_each:
-        return None
-    return functional.cross_entropy(output, targets.long(), ignore_index=IGNORED_LABEL)
+def _is_clear(form: str, batch: Any, output: Any) -> bool:
+    """Whether an output is or has a loss, or is one that the targets of its batch call for."""
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
+    if isinstance(loss, Tensor) and loss.dim() == 0:
+        return _has_gradient(loss)
+    if form not in {"classes", "values"} or not isinstance(output, Tensor):
+        return False
+    targets: Tensor = batch[1]
+    if form == "values":
+        return _without_ones(output) == _without_ones(targets)  # (n, 1) beside (n,)
+    is_scores = output.shape[1:2].numel() > 1
+    return is_scores and output.shape[:1] + output.shape[2:] == targets.shape
+
+
+def _has_gradient(value: Tensor) -> bool:
+    return value.requires_grad or not torch.is_grad_enabled()
 
 
 def _without_ones(tensor: Tensor) -> list[int]:
@@ -105,61 +207,5 @@ def _form(value: Any) -> str:
     return type(value).__name__
 
 
-def default_weight(model: nn.Module, batch: Any, samples: int) -> int:
-    """Return what `default_loss` is a mean over: labels that count, else samples.
-
-    A mean over labels accumulates wrongly if micro-batches are weighted by samples.
-    """
-    is_dict = isinstance(batch, Mapping)
-    labels = batch.get("labels") if is_dict else batch[1] if _is_pair(batch) else None
-    if not isinstance(labels, Tensor) or labels.dim() == 0:
-        return samples
-    if labels.is_floating_point():
-        return labels.numel()
-    if is_dict and labels.dim() > 1 and is_causal(model):
-        labels = labels[..., 1:]
-    return int((labels != IGNORED_LABEL).sum())
-
-
-def is_causal(model: nn.Module) -> bool:
-    """Whether the model, or the one that it wraps, shifts its labels by one.
-
-    Hugging Face's causal models do; those with an encoder are given shifted labels.
-    """
-    while True:
-        name = getattr(model, "loss_type", None) or type(model).__name__
-        if any(part in name for part in CAUSAL):
-            return not getattr(getattr(model, "config", None), "is_encoder_decoder", False)
-        wrapped = list(model.children())
-        if len(wrapped) != 1:
-            return False
-        (model,) = wrapped
-
-
-def split_loss(loss: Any) -> tuple[Tensor, Tensor | float | None]:
-    """Return a loss and its count: None for a mean, the count of `(loss_sum, count)`.
-
-    Raises:
-        LossUnclear: If it is neither one number with a gradient nor such a pair.
-    """
-    value, count = loss if isinstance(loss, tuple) and len(loss) == 2 else (loss, None)  # noqa: PLR2004
-    if not isinstance(value, Tensor) or value.numel() != 1 or not _is_count(count):
-        raise LossUnclear(f"a loss needs {_LOSS_FORMS}, but loss_fn gave {_form(loss)}")
-    if not _has_gradient(value):
-        raise LossUnclear(
-            f"a loss needs {_LOSS_FORMS}, but loss_fn gave {_form(loss)} without a gradient"
-        )
-    if isinstance(count, Tensor):
-        count = count.detach().reshape(())
-    return value.reshape(()), count
-
-
 def _is_count(count: Any) -> bool:
-    if isinstance(count, Tensor):
-        return count.numel() == 1
-    return count is None or isinstance(count, Real)
-
-
-def as_number(count: Tensor | float) -> float:
-    """Return a count as a number; reading a tensor waits for the device."""
-    return float(count.item()) if isinstance(count, Tensor) else float(count)
+    return count.numel() == 1 if isinstance(count, Tensor) else isinstance(count, Real)

@@ -1,8 +1,4 @@
-"""The precision of a step: autocast, and the scaler that fp16 needs.
-
-Emitted: the text of this module is part of the written training loop, so it needs PyTorch and
-nothing of ours.
-"""
+"""The precision of a step: autocast, and the scaler that fp16 needs."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -12,6 +8,9 @@ from torch.amp.grad_scaler import GradScaler
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """The knob `amp` → what autocast computes in; `off` is not here."""
 
+INIT_SCALE = 2.0**16
+"""What a `GradScaler` multiplies losses by at first, unless it is told otherwise."""
+
 
 def autocast(device: torch.device, amp: str) -> AbstractContextManager[object]:
     """Return the context in which a forward pass runs: autocast, or nothing for `off`."""
@@ -20,6 +19,6 @@ def autocast(device: torch.device, amp: str) -> AbstractContextManager[object]:
     return torch.autocast(device.type, dtype=AUTOCAST_DTYPES[amp])
 
 
-def make_scaler(device: torch.device, amp: str) -> GradScaler:
-    """Return a scaler that keeps small fp16 gradients from vanishing; it is idle otherwise."""
-    return GradScaler(device.type, enabled=amp == "fp16")
+def make_scaler(device: torch.device, *, init_scale: float = INIT_SCALE) -> GradScaler:
+    """Return a scaler that keeps small fp16 gradients from vanishing."""
+    return GradScaler(device.type, init_scale=init_scale)

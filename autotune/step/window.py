@@ -1,127 +1,92 @@
 """One optimizer step over a window of micro-batches, whatever their sizes.
 
 Emitted: the text of this module is part of the written training loop, so it needs PyTorch and
-nothing of ours. What is measured is what is written.
+nothing of ours. What is measured is what is written; a class that is built on another is written
+as one, with what it overrides left out.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-from autotune.step.batch import count_samples, to_device
-from autotune.step.loss import as_number, default_loss, default_weight, split_loss
-from autotune.step.precision import autocast
 
-LossFn = Callable[[nn.Module, Any], Any]
-"""`loss_fn(model, batch)`: a mean over the batch, or `(loss_sum, count)`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Stepper:
-    """What every optimizer step of a run has in common.
+    """Makes optimizer steps, each of a window of micro-batches.
 
     Args:
         model: Trained in place.
         optimizer: Stepped once a window.
-        scaler: Idle unless the precision is fp16.
         device: Where the batches go.
-        amp: `off`, `bf16` or `fp16`.
-        loss_fn: The user's; None takes `default_loss`.
+        autocast: Held while a loss is computed: `torch.autocast(…)` for half precision.
+        loss_fn: `loss_fn(model, batch)`, a mean over the batch.
+        weigh: How much a batch counts: the number of what its loss is a mean over.
         count: Samples in a batch.
+        move: Returns a batch with its tensors on a device.
+        backward: Adds the gradients of a loss.
         clip_norm: Gradients are clipped to this norm once a step; None does not clip.
+        scheduler: Stepped after the optimizer; None leaves the learning rate.
     """
 
     model: nn.Module
     optimizer: Optimizer
-    scaler: GradScaler
     device: torch.device
-    amp: str = "off"
-    loss_fn: LossFn | None = None
-    count: Callable[[Any], int] = count_samples
+    autocast: AbstractContextManager[object]
+    loss_fn: Callable[[nn.Module, Any], Any]
+    weigh: Callable[[Any], int]
+    count: Callable[[Any], int]
+    move: Callable[[Any, torch.device], Any]
+    backward: Callable[[Tensor], object] = Tensor.backward
     clip_norm: float | None = None
+    scheduler: torch.optim.lr_scheduler.LRScheduler | None = None
 
     def __call__(self, window: Sequence[Any]) -> Tensor:
-        """Make one optimizer step of the window; return its mean loss, on the device.
-
-        A window without a label that counts has no gradient, and makes no step.
-        """
+        """Make one optimizer step of the window; return its mean loss, on the device."""
         self.optimizer.zero_grad(set_to_none=True)
         loss = self.accumulate(window)
-        trained = [parameter for parameter in self._trained() if parameter.grad is not None]
-        if not trained:
-            return loss
         if self.clip_norm is not None:
-            self.scaler.unscale_(self.optimizer)
-            nn.utils.clip_grad_norm_(trained, self.clip_norm)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
+            stepped = [item for group in self.optimizer.param_groups for item in group["params"]]
+            nn.utils.clip_grad_norm_(stepped, self.clip_norm)
+        self.optimizer.step()
+        if self.scheduler is not None:
+            self.scheduler.step()
         return loss
 
     def accumulate(self, window: Sequence[Any]) -> Tensor:
-        """Add the gradients of the window's mean loss; return that loss.
-
-        Each micro-batch counts by what its loss is a mean over, so that the sum is the gradient
-        of one large batch. Where the count is known only after the forward pass, as in
-        `(loss_sum, count)`, backward runs on the sum over the first count, which keeps fp16 in
-        range, and the gradients are put right at the end.
-        """
-        weights = [self._weight(batch) for batch in window]
-        total_weight = sum(weights)
-        loss = torch.zeros((), device=self.device)
-        unit, counts = 0.0, []
+        """Add the gradients of the window's loss: a batch weighs what its own is a mean over."""
+        weights = [self.weigh(batch) for batch in window]
+        total = torch.zeros((), device=self.device)
         for batch, weight in zip(window, weights, strict=True):
-            if weight == 0:  # a mean over no label is not a number
-                continue
-            value, count = self._forward(batch)
-            if count is None:
-                part = value * (weight / total_weight)
-            else:
-                unit = unit or as_number(count)
-                if unit == 0:  # nothing has counted yet
-                    continue
-                counts.append(count)
-                part = value / unit
-            self.scaler.scale(part).backward()
-            loss += part.detach()
-        if len(counts) > 1:
-            factor = torch.as_tensor(unit / sum(counts), device=self.device)  # nothing waits
-            scale_gradients([*self.model.parameters(), *self._trained()], factor)
-            loss *= factor
-        return loss
+            if weight:  # a mean over no label is not a number
+                loss = self.loss(batch) * (weight / sum(weights))
+                self.backward(loss)
+                total += loss.detach()
+        return total
 
-    def _weight(self, batch: Any) -> int:
-        samples = self.count(batch)
-        return samples if self.loss_fn else default_weight(self.model, batch, samples)
+    def loss(self, batch: Any) -> Any:
+        """Return the loss of a batch, computed in the precision of the run."""
+        with self.autocast:
+            return self.loss_fn(self.model, self.move(batch, self.device))
 
-    def _forward(self, batch: Any) -> tuple[Tensor, Tensor | float | None]:
-        with autocast(self.device, self.amp):
-            loss = (self.loss_fn or default_loss)(self.model, to_device(batch, self.device))
-        return split_loss(loss)
-
-    def _trained(self) -> list[nn.Parameter]:
-        """Return what the optimizer steps: it may hold parameters beside the model's."""
-        return [item for group in self.optimizer.param_groups for item in group["params"]]
+    @torch.inference_mode()
+    def evaluate(self, loader: Iterable[Any]) -> float:
+        """Return the mean loss over a loader, every batch weighing what its loss is a mean over."""
+        self.model.eval()
+        total = counted = 0.0
+        for batch in loader:
+            if weight := self.weigh(batch):
+                total, counted = total + float(self.loss(batch)) * weight, counted + weight
+        return total / max(counted, 1.0)
 
 
-def scale_gradients(parameters: Iterable[nn.Parameter], factor: Tensor) -> None:
-    """Multiply all gradients by a factor, in place, each once."""
-    once = dict.fromkeys(parameters)
-    gradients = [parameter.grad for parameter in once if parameter.grad is not None]
-    torch._foreach_mul_(gradients, factor)  # what clip_grad_norm_ uses as well
-
-
-def windows(loader: Iterable[Any], accumulation_steps: int) -> Iterator[list[Any]]:
-    """Yield the loader's batches in windows of one optimizer step; the last may be shorter."""
-    window: list[Any] = []
-    for batch in loader:
-        window.append(batch)
-        if len(window) == accumulation_steps:
-            yield window
-            window = []
-    if window:
+def windows(batches: Iterable[Any], accumulation_steps: int) -> Iterator[list[Any]]:
+    """Yield batches in windows of one optimizer step; the last may be shorter."""
+    stream = iter(batches)
+    while window := list(islice(stream, accumulation_steps)):
         yield window

@@ -6,19 +6,19 @@ by as much as the config's precision rounds it; `agreement` compares them.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.amp.grad_scaler import GradScaler
 
 from autotune.outcome import Invalid, Measured, Measurement, Outcome
 from autotune.space import Config
 from autotune.step.batch import map_parts, tensors_in, to_device
 from autotune.step.checkpointing import checkpointed
 from autotune.step.dropout import without_dropout
+from autotune.step.make import in_precision
 from autotune.step.precision import AUTOCAST_DTYPES
+from autotune.step.scaling import ScalingStepper
 from autotune.step.window import Stepper
 from autotune.trial.agreement import EXACT, ROUNDED, Gradients, difference, is_finite
 from autotune.trial.shaking import Shake
@@ -93,7 +93,7 @@ def _compare_recomputed(stepper: Stepper, window: Sequence[Any], blocks: Sequenc
 
 def _compare_precision(stepper: Stepper, window: Sequence[Any], amp: str) -> str:
     reference = gradients(stepper, window)
-    found = gradients(replace(stepper, amp=amp), window)
+    found = gradients(in_precision(stepper, amp), window)
     moved = [_gradients_shaken(stepper, window, amp, seed=seed) for seed in range(SHAKES)]
     reason = difference(reference, found, moved=moved, tolerance=ROUNDED)
     return f"under {amp}, {reason}" if reason else ""
@@ -124,7 +124,8 @@ def _is_rounded(stepper: Stepper) -> bool:
     """Whether steps compute in less than fp32, by autocast or by the parameters' own type."""
     least = torch.finfo(torch.float32).bits
     types = {item.dtype for item in stepper.model.parameters() if item.is_floating_point()}
-    return stepper.amp != "off" or any(torch.finfo(dtype).bits < least for dtype in types)
+    is_autocast = isinstance(stepper.autocast, torch.autocast)
+    return is_autocast or any(torch.finfo(dtype).bits < least for dtype in types)
 
 
 def gradients(stepper: Stepper, window: Sequence[Any]) -> Gradients:
@@ -132,7 +133,7 @@ def gradients(stepper: Stepper, window: Sequence[Any]) -> Gradients:
 
     In fp16 at the first loss scale at which they are finite.
     """
-    first, *others = FP16_SCALES if stepper.amp == "fp16" else (1.0,)
+    first, *others = FP16_SCALES if isinstance(stepper, ScalingStepper) else (1.0,)
     found = _gradients_at(stepper, window, scale=first)
     for scale in others:
         if not is_finite(found):
@@ -142,10 +143,10 @@ def gradients(stepper: Stepper, window: Sequence[Any]) -> Gradients:
 
 def _gradients_at(stepper: Stepper, window: Sequence[Any], *, scale: float) -> Gradients:
     torch.manual_seed(0)
-    is_scaled = stepper.amp == "fp16"
-    scaler = GradScaler(stepper.device.type, init_scale=scale, enabled=is_scaled)
+    if isinstance(stepper, ScalingStepper):
+        stepper = in_precision(stepper, "fp16", init_scale=scale)
     stepper.model.zero_grad(set_to_none=True)
-    loss = replace(stepper, scaler=scaler).accumulate(window)
+    loss = stepper.accumulate(window)
     found = {
         name: _copied(parameter) / scale
         for name, parameter in stepper.model.named_parameters()

@@ -23,8 +23,7 @@ from autotune.outcome import Crashed, Invalid, Launch, Outcome, OutOfMemory, Rep
 from autotune.step.apply import settings
 from autotune.step.batch import BatchUnclear, count_samples
 from autotune.step.loss import LossUnclear
-from autotune.step.precision import make_scaler
-from autotune.step.window import Stepper
+from autotune.step.make import make_stepper
 from autotune.trial.measure import PATIENCE
 from autotune.trial.passes import Bench, Unusable, seed_everything
 from autotune.workload import Workload
@@ -110,10 +109,9 @@ class _Boundary:
 
 def _prepare(workload: Workload, device: Device, request: Request, *, deadline: float) -> Bench:
     model = workload.build_model(device.torch_device)
-    stepper = Stepper(
-        model=model,
-        optimizer=workload.build_optimizer(model),
-        scaler=make_scaler(device.torch_device, request.config.amp),
+    stepper = make_stepper(
+        model,
+        workload.build_optimizer(model),
         device=device.torch_device,
         amp=request.config.amp,
         loss_fn=workload.loss_fn,

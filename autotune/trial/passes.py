@@ -14,10 +14,9 @@ from autotune.device.base import Device
 from autotune.outcome import Measured, Measurement, Outcome, Purpose, Request
 from autotune.space import Config
 from autotune.step.apply import blocks_of
-from autotune.step.batch import tensors_in, to_device
+from autotune.step.batch import tensors_in
 from autotune.step.checkpointing import checkpointed
-from autotune.step.loss import default_loss
-from autotune.step.precision import autocast
+from autotune.step.make import in_precision
 from autotune.step.window import Stepper, windows
 from autotune.trial.guard import PIECES, check
 from autotune.trial.largest import (
@@ -152,8 +151,8 @@ def _verify(bench: Bench) -> Outcome:
         loss = bench.stepper([batch] * bench.config.accumulation_steps)
         if not torch.isfinite(loss):
             raise Unusable("the loss is not finite")
-        for unseen in evaluation:
-            _evaluate(bench, unseen)
+        bench.stepper.evaluate(evaluation)
+        bench.stepper.model.train()
 
     return _watch(bench, batch, step)
 
@@ -164,14 +163,6 @@ def _evaluation_batches(bench: Bench) -> list[Any]:
         return []
     loader = bench.workload.build_loader(bench.config.with_workers(0), is_evaluation=True)
     return [max(first_batches(loader, BATCHES_SEEN), key=batch_bytes)]
-
-
-def _evaluate(bench: Bench, batch: Any) -> None:
-    """Compute the loss of a batch as the written loop's evaluation does."""
-    model, loss_fn = bench.stepper.model.eval(), bench.workload.loss_fn or default_loss
-    with torch.inference_mode(), autocast(bench.stepper.device, bench.config.amp):
-        loss_fn(model, to_device(batch, bench.stepper.device))
-    model.train()
 
 
 def _watch(bench: Bench, batch: Any, step: Callable[[], object]) -> Outcome:
@@ -277,7 +268,7 @@ def _check_numerics(bench: Bench) -> Outcome:
     size = max(min(config.batch_size, baseline.batch_size), PIECES)  # one sample is not cut
     loader = bench.workload.build_loader(replace(config.with_workers(0), batch_size=size))
     window = first_batches(loader, 2 * PIECES)
-    stepper = replace(bench.stepper, amp=baseline.amp)
+    stepper = in_precision(bench.stepper, baseline.amp)
     blocks = [*bench.blocks(config), *bench.blocks(baseline)]
     return check(stepper, window, config=config, baseline=baseline, blocks=blocks)
 

@@ -5,13 +5,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
 
 from autotune.device.base import Device
 from autotune.errors import OptionInvalid
 from autotune.facts import Survey, WorkloadFacts
 from autotune.space import DEFAULT_BATCH_SIZE, Config, largest_power_of_two
 from autotune.step.apply import blocks_of
-from autotune.step.batch import tensors_in
+from autotune.step.batch import nesting_of, tensors_in
+from autotune.step.checkpointing import holds_buffers, uses_cache
+from autotune.step.loss import form_of, weight_of
 from autotune.trial.fingerprint import dataset_length, fingerprint
 from autotune.trial.largest import Scan, collate, find_largest, first_batches
 from autotune.trial.passes import seed_everything
@@ -43,6 +46,7 @@ def _read(workload: Workload, scan_seconds: float) -> WorkloadFacts:
     loader = _read_loader(workload)
     batches = first_batches(loader, BATCHES_READ)
     scan = find_largest(loader, seconds=scan_seconds)
+    blocks = _blocks(workload, model)
     return WorkloadFacts(
         dataset_length=dataset_length(loader),
         loader_settings=accepted_settings(workload.loader_fn),
@@ -50,9 +54,16 @@ def _read(workload: Workload, scan_seconds: float) -> WorkloadFacts:
         stated_settings=workload.stated_settings(),
         has_evaluation=workload.eval_loader_fn is not None,
         drops_last=bool(getattr(loader, "drop_last", False)),
-        loss="loss_fn" if workload.loss_fn else "the default loss of the batch's form",
+        loss="loss_fn" if workload.loss_fn else form_of(model, batches[0]),
+        weight="samples" if workload.loss_fn else weight_of(model, batches[0]),
+        nesting=nesting_of(batches[0], is_kept=workload.loss_fn is not None),
+        is_map_style=_is_map_style(loader),
+        functions=tuple(name for name in _FUNCTIONS if _is_given(workload, name)),
+        eval_loader_settings=accepted_settings(workload.eval_loader_fn or workload.loader_fn),
+        uses_cache=uses_cache(model),
+        has_block_buffers=holds_buffers(model, blocks),
         batch=describe_batch(batches[0]),
-        blocks=tuple(_blocks(workload, model)),
+        blocks=tuple(blocks),
         varies_in_shape=_varies([*batches, *_extremes(loader, scan)]),
         largest_samples=scan.indices,
         scanned_samples=scan.samples,
@@ -83,6 +94,24 @@ def _blocks(workload: Workload, model: nn.Module) -> list[str]:
     """Return what checkpointing would recompute, were it on."""
     full = Config(batch_size=1, checkpointing="full")
     return blocks_of(model, full, named=workload.checkpoint_blocks)
+
+
+_FUNCTIONS = ("model_fn", "loss_fn", "optimizer_fn", "eval_loader_fn", "batch_size_fn")
+
+
+def _is_given(workload: Workload, name: str) -> bool:
+    """Whether the user wrote a function; a live model is handed out by one of ours."""
+    if name == "model_fn":
+        return workload.live_model is None
+    return getattr(workload, name) is not None
+
+
+def _is_map_style(loader: object) -> bool:
+    """Whether a loader draws batches of indices, which the written loop may skip."""
+    if getattr(type(loader), "__iter__", None) is not DataLoader.__iter__:
+        return False
+    is_iterable = isinstance(getattr(loader, "dataset", None), IterableDataset)
+    return not is_iterable and hasattr(getattr(loader, "batch_sampler", None), "__len__")
 
 
 def _has(model: nn.Module, kind: type[nn.Module]) -> bool:
