@@ -280,6 +280,16 @@ class SearchSpace:
             }
         )
 
+    def with_allowed_switches(self, config: Config) -> Config:
+        """Return `config` with each switch that has no value of this space at its largest one."""
+        wanted = {name: self.choices(name) for name in _SWITCHES}
+        changed = {
+            name: values[-1]
+            for name, values in wanted.items()
+            if values and getattr(config, name) not in values
+        }
+        return Config.from_dict(config.to_dict() | changed)
+
     def splits(self) -> tuple[tuple[int, int], ...]:
         """Return the pairs of batch size and accumulation steps, by ascending batch size.
 
@@ -319,6 +329,9 @@ class SearchSpace:
 
 _SPLIT_KNOBS = frozenset({"batch_size", "accumulation_steps"})
 """Allowed as a pair only."""
+
+_SWITCHES = ("threads", "pin_memory", "cudnn_benchmark")
+"""Knobs that are set the same at every batch size and in every cell."""
 
 _WORKER_KNOBS = frozenset({"prefetch_factor", "persistent_workers"})
 """Without workers there is nothing to choose."""

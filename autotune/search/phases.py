@@ -43,6 +43,7 @@ class Explorer:
 
     Attributes:
         standings: How those came out who raced, the best first.
+        start: The reference with its switches as the space has them; all that is tried is like it.
         guess: The config predicted to be best, while none has raced.
     """
 
@@ -60,6 +61,7 @@ class Explorer:
         self.plan = plan
         self.reference = reference
         self.reference_seconds = reference_seconds
+        self.start = launcher.task.space.with_allowed_switches(reference)
         self.guard = Guard(launcher, reference)
         self.speeds = Speeds(launcher, fits, plan=plan, reference=reference)
         self.loading = Loading(seconds={})
@@ -104,7 +106,7 @@ class Explorer:
         """Time sizes, and at the best of them what else changes the step."""
         ladders = self._sweep()
         if best := turn_switches(self.speeds, self.launcher.task):
-            walk_rivals(self.speeds, ladders, best=best, reference=self.reference)
+            walk_rivals(self.speeds, ladders, best=best, reference=self.start)
 
     def _choose(self) -> None:
         """Race the best, or at least time the best guess."""
@@ -147,7 +149,7 @@ class Explorer:
     def _climb(self) -> None:
         """Find the sizes that fit in each cell, but for those that only recompute."""
         self._try_another_split()
-        start = self.reference
+        start = self.start
         for cell in self._cells(only_recomputing=False):
             start = replace(start, amp=cell.amp, checkpointing=cell.checkpointing)
             ladder = self._sizes(find_sizes, start)
@@ -181,7 +183,7 @@ class Explorer:
     def _cells(self, *, only_recomputing: bool) -> list[Config]:
         """Return the cells that only recompute what another computes, or all the others."""
         task = self.launcher.task
-        found = cells(task, self.reference)
+        found = cells(task, self.start)
         return [cell for cell in found if task.only_recomputes(cell) == only_recomputing]
 
     def _sizes(self, find: Callable[..., list[Config]], cell: Config) -> list[Config]:
@@ -193,7 +195,7 @@ class Explorer:
         task = self.launcher.task
         smaller = [s for s in task.space.splits() if s[0] < self.reference.batch_size]
         if smaller and task.is_split_suspect and not self.plan.is_tight:
-            self.admits(task.with_split(self.reference, smaller[-1]), phase="A")
+            self.admits(task.with_split(self.start, smaller[-1]), phase="A")
 
     def _stalls(self) -> bool:
         """Whether the reference waits for its loader so much that this is to be seen to first."""

@@ -130,12 +130,12 @@ class Plan:
     def affords(self, seconds: float, *, phase: Phase, launches: int = 1) -> bool:
         """Whether launches can be had, and what is kept for later is still there."""
         is_affordable = (
-            self._spare_launches(phase) >= launches and self.spare_seconds(phase) >= seconds
+            self.spare_launches(phase) >= launches and self.spare_seconds(phase) >= seconds
         )
         self.has_refused |= not is_affordable
         return is_affordable
 
-    def _spare_launches(self, phase: Phase) -> float:
+    def spare_launches(self, phase: Phase) -> float:
         """Return the launches that a phase may make: those that nothing later needs."""
         free = self._budget.remaining_launches - self._kept_launches()
         if phase not in _RACED_LATER:

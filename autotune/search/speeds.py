@@ -33,8 +33,8 @@ HOPELESS = 2.0
 """A size that takes so many times as long as the best is not waited for."""
 
 COSTLY = 3.0
-"""Sizes whose launch takes so many times as long as the reference's wait until the others are done:
-they are slow per sample unless the law of time has a dip there."""
+"""Sizes that take so many times as long for a sample as the reference wait until the others are
+done: they are slow unless the law of time has a dip there."""
 
 SURPRISE = 0.97
 """A checkpointed size is surprisingly fast that takes less than this share of its time without
@@ -143,8 +143,11 @@ class Speeds:
         self.close_in(ladders, reach=DIP)
 
     def _cheap(self, ladder: Sequence[Config]) -> list[Config]:
-        usual = COSTLY * self._cost([self._reference])
-        return [config for config in ladder if self._cost([config]) <= usual]
+        usual = COSTLY * self._sample_cost(self._reference)
+        return [config for config in ladder if self._sample_cost(config) <= usual]
+
+    def _sample_cost(self, config: Config) -> float:
+        return self._cost([config]) / config.samples_per_optimizer_step
 
     def close_in(
         self, ladders: Sequence[Sequence[Config]], *, reach: float = CLOSE, phase: str = "A"
@@ -159,10 +162,14 @@ class Speeds:
         chosen: list[Config] = []
         for stride in STRIDES:
             chosen = _in_turns(ladders, stride)
-            unknown = [config for config in chosen if self.core(config) not in self.seconds]
-            if self._cost(unknown) <= PASS_SHARE * self._plan.spare_seconds("A"):
+            if self._affords_pass([c for c in chosen if self.core(c) not in self.seconds]):
                 break
         return chosen
+
+    def _affords_pass(self, unknown: Sequence[Config]) -> bool:
+        """Whether sizes can be timed, and as much is left for the neighbours of the best."""
+        has_launches = len(unknown) <= PASS_SHARE * self._plan.spare_launches("A")
+        return has_launches and self._cost(unknown) <= PASS_SHARE * self._plan.spare_seconds("A")
 
     def _cost(self, configs: Iterable[Config]) -> float:
         cycles = self._plan.exploring_cycles
