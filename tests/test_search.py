@@ -482,6 +482,36 @@ def test_a_free_batch_grows() -> None:
     assert decision.best_at_baseline_batch.config.samples_per_optimizer_step == 32
 
 
+def test_few_launches_find_a_large_batch() -> None:
+    """The largest sizes are timed first, and launches are left for the verdict."""
+    land = landscape(compute_seconds=lambda c: 0.001 + 0.02 / c.batch_size)
+    simulation = Simulation(
+        landscape=land,
+        workload=workload(stated_batch_size=None),
+        limit_bytes=5000 * MIB,
+        space={"amp": ["off"], "num_workers": [0]},
+        trials=22,
+    )
+    decision = simulation.run()
+
+    assert decision.verdict == "tuned"
+    assert decision.config.batch_size >= 256
+
+
+@pytest.mark.parametrize(
+    ("knob", "value"), [("threads", 2), ("cudnn_benchmark", False), ("pin_memory", True)]
+)
+def test_only_what_was_allowed_is_tried(knob: str, value: object) -> None:
+    """A baseline with a value that the space was not given keeps no rival from being found."""
+    own = {"batch_size": 32, "threads": None, "cudnn_benchmark": True, "pin_memory": False}
+    kind = cuda() if knob != "threads" else device()
+    simulation = Simulation(baseline=own, device=kind, space={knob: [value]}, time_seconds=600)
+    decision = simulation.run()
+
+    assert decision.verdict == "tuned"
+    assert getattr(decision.config, knob) == value
+
+
 def test_less_memory_is_chosen_where_it_is_the_aim() -> None:
     """The smallest peak that keeps 95 % of the speed."""
     flat = landscape(
