@@ -52,6 +52,7 @@ def resolve_baseline(
             contradict each other, the device or the model.
     """
     values = _with_prefetching(_given_values(given), workload)
+    Config.from_dict({"batch_size": 1} | values)  # says what is wrong with any of them
     kept = _target(global_batch)
     size, steps = _split(values, workload, kept, world_size)
     config = Config.from_dict(values | {"batch_size": size, "accumulation_steps": steps})

@@ -19,7 +19,7 @@ from autotune.errors import AutotuneError, Interrupted, OptionInvalid, StepFaile
 from autotune.version import __version__
 
 if TYPE_CHECKING:
-    from autotune.options import GlobalBatch
+    from autotune.baseline import GlobalBatch
 
 DEFECT_WORDS = "This is a defect of autotune. Please report it with the lines above."
 
@@ -180,7 +180,7 @@ def _parse_knob(text: str) -> tuple[str, list[Any]]:
 
 
 def _parse_value(text: str) -> Any:
-    return int(text) if text.lstrip("-").isdigit() else text
+    return int(text) if text.lstrip("-").isdecimal() else text
 
 
 def parse_global_batch(text: str | None) -> "GlobalBatch":
@@ -193,7 +193,7 @@ def parse_global_batch(text: str | None) -> "GlobalBatch":
         return None
     if text == "free":
         return "free"
-    if not text.isdigit() or int(text) < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise OptionInvalid(f"--global-batch needs a number of samples or free, but got {text!r}")
     return int(text)
 

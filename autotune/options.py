@@ -2,18 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, Self, get_args
+from typing import Any, Self, get_args
 
+from autotune.baseline import GlobalBatch
 from autotune.errors import OptionInvalid
 from autotune.facts import Survey
-from autotune.space import Config, knob_names, unknown_knob
+from autotune.space import Config, Goal, knob_names, unknown_knob
 from autotune.units import is_whole, parse_bytes, parse_duration
-
-Goal = Literal["throughput", "memory"]
-"""What is best: most samples per second, or the smallest peak that keeps 95 % of them."""
-
-GlobalBatch = int | Literal["free"] | None
-"""Samples per optimizer step; free; or None where nothing was said."""
 
 DEFAULT_TIME_BUDGET = "10min"
 
@@ -112,7 +107,7 @@ class Options:
         return _rounded(int((1 - CUDA_MARGIN) * free))
 
 
-_LEAST = {"global_batch": 1, "trials": 1, "seed": 0}
+_LEAST = {"trials": 1, "seed": 0}
 
 
 def _require_goal(goal: object) -> None:
@@ -121,15 +116,15 @@ def _require_goal(goal: object) -> None:
 
 
 def _require_global_batch(samples: object) -> None:
-    if not isinstance(samples, int) and samples not in (None, "free"):
+    if samples not in (None, "free") and not (is_whole(samples) and samples >= 1):
         raise OptionInvalid(
             f'global_batch needs a number of samples or "free", but got {samples!r}'
         )
 
 
 def _require_at_least(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or (is_whole(value) and value < least):
-        raise OptionInvalid(f"{name} needs to be at least {least}, but got {value!r}")
+    if value is not None and not (is_whole(value) and value >= least):
+        raise OptionInvalid(f"{name} needs a whole number from {least} on, but got {value!r}")
 
 
 def _require_knobs(space: Mapping[str, object]) -> None:

@@ -2,10 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from autotune.errors import OptionInvalid
 from autotune.units import is_whole
+
+Goal = Literal["throughput", "memory"]
+"""What is best: most samples per second, or the smallest peak that keeps 95 % of them."""
 
 Value = bool | int | str | None
 """What a knob may be set to."""
@@ -212,7 +215,7 @@ def _number(value: Any) -> Any:
     """Return a number that is written as text, None for the default, else what was given."""
     if value == "default":
         return None
-    return int(value) if isinstance(value, str) and value.strip().isdigit() else value
+    return int(value) if isinstance(value, str) and value.strip().isdecimal() else value
 
 
 def knob_value(value: Value) -> str:
@@ -280,9 +283,9 @@ class SearchSpace:
             }
         )
 
-    def with_allowed_switches(self, config: Config) -> Config:
-        """Return `config` with each switch that has no value of this space at its largest one."""
-        wanted = {name: self.choices(name) for name in _SWITCHES}
+    def with_allowed_knobs(self, config: Config) -> Config:
+        """Return `config` with knobs that all sizes share at a value of this space."""
+        wanted = {name: self.choices(name) for name in _SHARED_KNOBS}
         changed = {
             name: values[-1]
             for name, values in wanted.items()
@@ -330,7 +333,7 @@ class SearchSpace:
 _SPLIT_KNOBS = frozenset({"batch_size", "accumulation_steps"})
 """Allowed as a pair only."""
 
-_SWITCHES = ("threads", "pin_memory", "cudnn_benchmark")
+_SHARED_KNOBS = ("threads", "pin_memory", "cudnn_benchmark")
 """Knobs that are set the same at every batch size and in every cell."""
 
 _WORKER_KNOBS = frozenset({"prefetch_factor", "persistent_workers"})

@@ -1,5 +1,6 @@
 """Sizes and durations as people write them, and as a report shows them."""
 
+import math
 import re
 from typing import TypeGuard
 
@@ -47,7 +48,7 @@ def parse_bytes(text: str | float, *, free_bytes: int | None = None) -> int:
     500
     """
     if isinstance(text, int | float):
-        return _positive(int(text), text)
+        return _positive(int(text) if math.isfinite(text) else 0, text)
     if text.strip().endswith("%"):
         return _positive(_share(text.strip(), free_bytes), text)
     return _positive(_size(text), text)

@@ -14,8 +14,8 @@ from autotune.search.budget import Budget
 from autotune.search.launcher import Launcher
 from autotune.search.search import Decision, Search
 from autotune.search.studies import Studies
-from autotune.search.task import Event, Goal, Task
-from autotune.space import Config, SearchSpace
+from autotune.search.task import Event, Task
+from autotune.space import Config, Goal, SearchSpace
 from autotune.testing import Landscape, Simulated, SimulatedClock
 
 MIB = 2**20

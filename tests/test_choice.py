@@ -9,8 +9,7 @@ from autotune.outcome import Measured, Measurement, Trial
 from autotune.search.choice import in_order, needs
 from autotune.search.fits import Fits
 from autotune.search.race import Standing
-from autotune.search.task import Goal
-from autotune.space import Config
+from autotune.space import Config, Goal
 
 BASE = Config(batch_size=32)
 SMALL = Config(batch_size=8, accumulation_steps=4)

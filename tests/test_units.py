@@ -1,5 +1,7 @@
 """Sizes and durations: what people write is what is understood, and the rest is refused."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,7 +31,9 @@ def test_a_size_is_understood(text: str | float, expected: int) -> None:
     assert parse_bytes(text, free_bytes=1000) == expected
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "-1", "0", 0, -5, "12 apples", "101%", "x%", "1e3GiB"])
+@pytest.mark.parametrize(
+    "text", ["", "GiB", "-1", "0", 0, -5, "12 apples", "101%", "x%", "1e3GiB", math.nan]
+)
 def test_what_is_no_size_is_refused(text: str | float) -> None:
     """The error names what was seen and says what to write."""
     with pytest.raises(OptionInvalid, match="not a memory size") as caught:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from autotune.search.fits import Fits
 from autotune.search.race import TIE, Standing
-from autotune.search.task import KEPT_THROUGHPUT, Goal
-from autotune.space import Config
+from autotune.search.task import KEPT_THROUGHPUT
+from autotune.space import Config, Goal
 
 
 def in_order(standings: Sequence[Standing], *, goal: Goal, fits: Fits) -> list[Standing]:

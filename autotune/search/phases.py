@@ -43,7 +43,7 @@ class Explorer:
 
     Attributes:
         standings: How those came out who raced, the best first.
-        start: The reference with its switches as the space has them; all that is tried is like it.
+        start: The reference with its knobs as the space has them; all that is tried is like it.
         guess: The config predicted to be best, while none has raced.
     """
 
@@ -61,7 +61,7 @@ class Explorer:
         self.plan = plan
         self.reference = reference
         self.reference_seconds = reference_seconds
-        self.start = launcher.task.space.with_allowed_switches(reference)
+        self.start = launcher.task.space.with_allowed_knobs(reference)
         self.guard = Guard(launcher, reference)
         self.speeds = Speeds(launcher, fits, plan=plan, reference=reference)
         self.loading = Loading(seconds={})

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from autotune.outcome import Trial
 from autotune.search.launcher import Ask, Entry, Launcher, windows_ahead
 from autotune.search.plan import Phase, Plan
-from autotune.search.task import KEPT_THROUGHPUT, Goal
-from autotune.space import Config
+from autotune.search.task import KEPT_THROUGHPUT
+from autotune.space import Config, Goal
 
 GROSS_LOSSES = (0.08, 0.04, 0.025)
 """A rival this much slower after one, two, three rounds is out (METHOD.md D.1, row E)."""

@@ -104,7 +104,7 @@ def fast_enough(known: Knowledge) -> list[Config]:
 def best_workers(known: Knowledge, size: Config) -> Config:
     """Return a size with the fewest workers that are predicted to be as good as any."""
     space = known.task.space
-    size = space.with_allowed_switches(size)
+    size = space.with_allowed_knobs(size)
     options = [space.with_workers(size, count) for count in known.loading.sound_counts]
     return _first_as_good(known, options) if options else _with_any_workers(known, size)
 

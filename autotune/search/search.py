@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from autotune.errors import NothingVerified
 from autotune.outcome import Measurement, Runner, Trial
 from autotune.search.budget import Budget, BudgetSpent
 from autotune.search.choice import has_finished
@@ -116,7 +117,7 @@ class Search:
 
     def run(self) -> Decision:
         """Return the decision; see `run_search`."""
-        footing = find_footing(self._launcher, self._fits)
+        footing = self._first_footing()
         self._footing = footing
         self._verified[footing.reference.config] = footing.verified
         plan = Plan(self._launcher, footing.reference.config)
@@ -127,6 +128,12 @@ class Search:
         else:
             self._decided = self._judged(pick, plan)
         return self._with_outlook(self._decided, explorer)
+
+    def _first_footing(self) -> Footing:
+        try:
+            return find_footing(self._launcher, self._fits)
+        except BudgetSpent as error:
+            raise NothingVerified(str(error), hint=error.hint) from error
 
     def interrupted(self) -> Decision | None:
         """Return the best config verified so far, as a decision; None where there is none.

@@ -2,14 +2,10 @@
 
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Literal
 
 from autotune.facts import DeviceFacts, WorkloadFacts
 from autotune.outcome import Measurement, Purpose
-from autotune.space import Config, SearchSpace
-
-Goal = Literal["throughput", "memory"]
-"""What is best: most samples per second, or the smallest peak that keeps 95 % of them."""
+from autotune.space import Config, Goal, SearchSpace
 
 KEPT_THROUGHPUT = 0.95
 """With the goal `memory`, the share of the best throughput that the answer keeps (DESIGN 2.2)."""
