@@ -52,7 +52,6 @@ def test_an_unknown_option_of_a_script_is_named() -> None:
         {"seed": -1},
         {"trials": 2.5},
         {"trials": "many"},
-        {"global_batch": True},
         {"space": {"batchsize": [1]}},
     ],
     ids=str,
