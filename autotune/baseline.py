@@ -5,14 +5,13 @@ from typing import Any, Literal
 
 from autotune.errors import OptionInvalid
 from autotune.facts import DeviceFacts, WorkloadFacts
+from autotune.knobs import PRECISIONS, parse_value
 from autotune.space import (
     DEFAULT_BATCH_SIZE,
-    PRECISIONS,
     PREFETCH_FACTORS,
     Config,
     divisors,
     largest_power_of_two,
-    parse_value,
 )
 from autotune.units import is_whole
 

@@ -12,17 +12,13 @@ from typing import Any
 from autotune.baseline import NEEDS_BLOCKS, usable_precisions
 from autotune.errors import OptionInvalid
 from autotune.facts import DeviceFacts, WorkloadFacts
+from autotune.knobs import CHECKPOINTING, PRECISIONS, Value, knob_value, parse_value
 from autotune.space import (
-    CHECKPOINTING,
     MOST_WORKERS,
-    PRECISIONS,
     PREFETCH_FACTORS,
     Config,
     SearchSpace,
-    Value,
     divisors,
-    knob_value,
-    parse_value,
     powers_of_two,
 )
 

@@ -7,7 +7,8 @@ from typing import Any, Self, get_args
 from autotune.baseline import GlobalBatch
 from autotune.errors import OptionInvalid
 from autotune.facts import Survey
-from autotune.space import Config, Goal, knob_names, unknown_knob
+from autotune.knobs import knob_names, unknown_knob
+from autotune.space import Config, Goal
 from autotune.units import is_whole, parse_bytes, parse_duration
 
 DEFAULT_TIME_BUDGET = "10min"

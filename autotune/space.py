@@ -1,20 +1,14 @@
 """Config: one setting of every knob. SearchSpace: which may be tried, and why others may not."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Self
 
 from autotune.errors import OptionInvalid
-from autotune.units import is_whole
+from autotune.knobs import Value, knob_names, require_value, unknown_knob
 
 Goal = Literal["throughput", "memory"]
 """What is best: most samples per second, or the smallest peak that keeps 95 % of them."""
-
-Value = bool | int | str | None
-"""What a knob may be set to."""
-
-PRECISIONS = ("off", "bf16", "fp16")
-"""Every value of the knob `amp`."""
 
 DEFAULT_BATCH_SIZE = 32
 """Where nobody stated a batch size, the baseline has at most this many samples (DESIGN 2.2)."""
@@ -24,14 +18,6 @@ MOST_WORKERS = 16
 
 PREFETCH_FACTORS = (2, 4, 8)
 """Batches that each worker may prepare ahead; 2 is PyTorch's default."""
-
-CHECKPOINTING = ("off", "full")
-"""Every value of the knob `checkpointing`, cheapest first (MEMORY.md D)."""
-
-SWITCHES = ("persistent_workers", "pin_memory", "cudnn_benchmark")
-"""The knobs that are on or off."""
-
-_ON_OFF: Mapping[object, bool] = {"on": True, "off": False, True: True, False: False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,12 +55,8 @@ class Config:
     threads: int | None = None
 
     def __post_init__(self) -> None:
-        for name, least in _LEAST.items():
-            _require_count(name, getattr(self, name), least)
-        for name, words in _CHOICES.items():
-            _require_choice(name, getattr(self, name), words)
-        for name in SWITCHES:
-            _require_switch(name, getattr(self, name))
+        for name in knob_names():
+            require_value(name, getattr(self, name))
         idle = (self.prefetch_factor, self.persistent_workers)
         if self.num_workers == 0 and idle != (None, False):
             raise OptionInvalid(
@@ -115,6 +97,16 @@ class Config:
             raise OptionInvalid("a config needs a batch_size, but none was given")
         return cls(**document)
 
+    def flags(self) -> str:
+        """Return the config as command-line flags; what is off or PyTorch's default is left out.
+
+        >>> Config(batch_size=16, pin_memory=True).flags()[-28:]
+        '--num-workers 0 --pin-memory'
+        """
+        set_here = ((k, v) for k, v in self.to_dict().items() if v is not None and v is not False)
+        flags = ((f"--{knob.replace('_', '-')}", value) for knob, value in set_here)
+        return " ".join(flag if value is True else f"{flag} {value}" for flag, value in flags)
+
     def describe(self) -> str:
         """Return the config in a few words, leaving out what is at PyTorch's default."""
         parts = (
@@ -150,90 +142,6 @@ def _counted(number: int | None, noun: str) -> str:
     if not number:
         return ""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-_LEAST = {
-    "batch_size": 1,
-    "accumulation_steps": 1,
-    "num_workers": 0,
-    "prefetch_factor": 1,
-    "threads": 1,
-}
-_MAY_BE_NONE = ("prefetch_factor", "threads")
-_CHOICES = {"amp": PRECISIONS, "checkpointing": CHECKPOINTING}
-
-
-def _require_count(name: str, value: object, least: int) -> None:
-    if value is None and name in _MAY_BE_NONE:
-        return
-    if not is_whole(value) or value < least:
-        raise OptionInvalid(f"{name} needs a whole number of at least {least}, but got {value!r}")
-
-
-def _require_choice(name: str, value: object, words: tuple[str, ...]) -> None:
-    if value not in words:
-        raise OptionInvalid(f"{name} needs one of {', '.join(words)}, but got {value!r}")
-
-
-def _require_switch(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise OptionInvalid(f"{name} needs on or off, but got {value!r}")
-
-
-def knob_names() -> tuple[str, ...]:
-    """Return the names of all knobs, in the order in which a config shows them."""
-    return tuple(item.name for item in fields(Config))
-
-
-def parse_value(knob: str, value: Any) -> Any:
-    """Return `value` as a config holds it: switches from on and off, numbers from text.
-
-    What it cannot read it returns as it is; `Config` says what is wrong with it.
-
-    Raises:
-        OptionInvalid: If the knob is unknown, or is a switch and `value` is neither on nor off.
-
-    >>> parse_value("pin_memory", "on"), parse_value("num_workers", "4")
-    (True, 4)
-    """
-    if knob not in knob_names():
-        raise unknown_knob(knob)
-    if knob in SWITCHES:
-        return _switch(knob, value)
-    if knob == "amp":
-        return "off" if value is False else value
-    return _number(value)
-
-
-def _switch(knob: str, value: Any) -> bool:
-    if not isinstance(value, bool | str) or value not in _ON_OFF:
-        raise OptionInvalid(f"{knob} needs on or off, but got {value!r}")
-    return _ON_OFF[value]
-
-
-def _number(value: Any) -> Any:
-    """Return a number that is written as text, None for the default, else what was given."""
-    if value == "default":
-        return None
-    return int(value) if isinstance(value, str) and value.strip().isdecimal() else value
-
-
-def knob_value(value: Value) -> str:
-    """Return a knob's value as a reader says it.
-
-    >>> knob_value(True), knob_value(None), knob_value(4)
-    ('on', 'default', '4')
-    """
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return "default" if value is None else str(value)
-
-
-def unknown_knob(name: str) -> OptionInvalid:
-    """Return the error that says which knobs there are."""
-    return OptionInvalid(
-        f"there is no knob named {name!r}", hint=f"the knobs are: {', '.join(knob_names())}"
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from autotune.facts import DeviceFacts, WorkloadFacts
+from autotune.knobs import PRECISIONS
 from autotune.outcome import (
     Crashed,
     Invalid,
@@ -18,7 +19,7 @@ from autotune.outcome import (
     TimedOut,
     Trial,
 )
-from autotune.space import PRECISIONS, Config
+from autotune.space import Config
 from autotune.summary import Summary
 from autotune.verdict import Estimate
 

@@ -146,7 +146,7 @@ def test_a_search_that_ended_is_run_again_for_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("scheme", ["journal", pytest.param("sqlite", marks=pytest.mark.slow)])
 def test_a_storage_of_ones_own_holds_each_trial_once(tmp_path: Path, scheme: str) -> None:
     """Also where the journal gives all launches again; and its best trial is the answer."""
-    setting = small(storage=f"{scheme}:///{tmp_path / 'study'}", time_seconds=200.0)
+    setting = small(storage=f"{scheme}:///{tmp_path / 'study'}")
     killed, second, decision = killed_and_continued(tmp_path, 25, **setting)
     assert killed.studies
     assert second.studies

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from autotune.space import PRECISIONS
+from autotune.knobs import PRECISIONS
 from autotune.step.precision import AUTOCAST_DTYPES, autocast, make_scaler
 
 CPU = torch.device("cpu")

@@ -9,15 +9,8 @@ from simulations import Simulation, cuda
 from strategies import configs
 
 from autotune.errors import OptionInvalid
-from autotune.space import (
-    Config,
-    SearchSpace,
-    divisors,
-    knob_value,
-    largest_power_of_two,
-    parse_value,
-    powers_of_two,
-)
+from autotune.knobs import knob_value, parse_value
+from autotune.space import Config, SearchSpace, divisors, largest_power_of_two, powers_of_two
 
 
 @given(config=configs())

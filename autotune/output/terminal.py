@@ -157,7 +157,7 @@ def final_words(summary: Summary) -> str:
         "speed": words.rate_words(summary),
         "peak memory": words.memory_words(summary),
         "cost": f"{words.cost_words(summary)}; {words.pay_back_words(summary)}",
-        "as flags": " ".join(words.flags(summary.config)),
+        "as flags": summary.config.flags(),
     }
     told = [words.headline(summary)]
     told += [f"  {label:<12} {text}" for label, text in lines.items() if text]

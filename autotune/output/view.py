@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import TypeVar
 
+from autotune.knobs import PRECISIONS
 from autotune.outcome import Skipped, Trial
 from autotune.output import words
 from autotune.output.picture import draw
 from autotune.output.provenance import how_measured, machine_facts
-from autotune.space import PRECISIONS, Config
+from autotune.space import Config
 from autotune.summary import Summary
 from autotune.units import format_bytes, format_duration
 from autotune.version import __version__
@@ -100,7 +101,7 @@ class View:
     notes: tuple[str, ...]
     tiles: tuple[Tile, ...]
     changes: tuple[tuple[str, str, str], ...]
-    flags: tuple[str, ...]
+    flags: str
     config: str
     new_batch: str
     rules: tuple[Rule, ...]
@@ -129,7 +130,7 @@ def view_of(summary: Summary) -> View:
         notes=summary.notes,
         tiles=_tiles(summary),
         changes=words.changes(summary.baseline.config, summary.config),
-        flags=words.flags(summary.config),
+        flags=summary.config.flags(),
         config=config_literal(summary.config),
         new_batch=_new_batch(summary),
         rules=_rules(summary) if words.has_new_batch(summary) else (),

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import assert_never
 
+from autotune.knobs import knob_names, knob_value
 from autotune.outcome import Trial
-from autotune.space import Config, knob_names, knob_value
+from autotune.space import Config
 from autotune.summary import Summary
 from autotune.units import format_bytes, format_duration
 from autotune.verdict import Estimate
@@ -166,20 +167,6 @@ def batch_ratio(summary: Summary) -> float:
     """Return the effective batch over the baseline's."""
     before = summary.baseline.config.samples_per_optimizer_step
     return summary.config.samples_per_optimizer_step / before
-
-
-def flags(config: Config) -> tuple[str, ...]:
-    """Return a config as command-line flags; what is off or PyTorch's default is left out.
-
-    >>> flags(Config(batch_size=16, amp="bf16", pin_memory=True))[-3:]
-    ('--checkpointing off', '--num-workers 0', '--pin-memory')
-    """
-    parts = []
-    for knob, value in config.to_dict().items():
-        if value is not None and value is not False:
-            flag = f"--{knob.replace('_', '-')}"
-            parts.append(flag if value is True else f"{flag} {value}")
-    return tuple(parts)
 
 
 def changes(before: Config, after: Config) -> tuple[tuple[str, str, str], ...]:

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Iterator
 
+from autotune.knobs import Value, knob_value
 from autotune.search.bounds import FIRST_LOOK, LAST_LOOK
 from autotune.search.task import Task
-from autotune.space import Value, knob_value
 from autotune.units import format_bytes, format_duration
 
 FOOTING_LAUNCHES = 3

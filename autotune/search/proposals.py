@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from autotune.space import Config, SearchSpace, Value
+from autotune.knobs import Value
+from autotune.space import Config, SearchSpace
 
 Item = TypeVar("Item")
 

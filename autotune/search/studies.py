@@ -17,6 +17,7 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState
 
+from autotune.knobs import KNOBS, Value
 from autotune.outcome import (
     Crashed,
     Invalid,
@@ -29,7 +30,7 @@ from autotune.outcome import (
 )
 from autotune.search.proposals import box_around, snapped
 from autotune.search.storage import lease, open_storage, open_study, quiet
-from autotune.space import CHECKPOINTING, PRECISIONS, SWITCHES, Config, SearchSpace, Value
+from autotune.space import Config, SearchSpace
 
 STUDIES = ("memory", "compute", "loader", "e2e", "checks")
 """The names of the studies in a storage, each after the search's own name and a slash."""
@@ -47,9 +48,8 @@ PROPOSALS = 12
 """How often the sampler is asked anew where its proposal was tried or cannot be."""
 
 _GIB = 2**30
-_COUNTS = ("batch_size", "accumulation_steps", "num_workers", "prefetch_factor", "threads")
 _LOGARITHMIC = ("batch_size", "accumulation_steps")
-_OPTIONAL = ("prefetch_factor", "threads")
+_OPTIONAL = tuple(name for name, knob in KNOBS.items() if knob.has_default)
 _HISTORY = 200
 
 
@@ -215,12 +215,14 @@ class Studies:
 
 def _distributions(space: SearchSpace, *configs: Config) -> dict[str, BaseDistribution]:
     """Return one distribution for each knob, wide enough for the space and some configs."""
-    return {
-        "amp": CategoricalDistribution(PRECISIONS),
-        "checkpointing": CategoricalDistribution(CHECKPOINTING),
-        **{name: CategoricalDistribution((False, True)) for name in SWITCHES},
-        **{name: _range(space, configs, name) for name in _COUNTS},
-    }
+    return {name: _distribution(space, configs, name) for name in KNOBS}
+
+
+def _distribution(space: SearchSpace, configs: Sequence[Config], name: str) -> BaseDistribution:
+    knob = KNOBS[name]
+    if knob.is_switch or knob.words:
+        return CategoricalDistribution(knob.words or (False, True))
+    return _range(space, configs, name)
 
 
 def _range(space: SearchSpace, configs: Sequence[Config], name: str) -> IntDistribution:
