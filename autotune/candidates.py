@@ -25,6 +25,13 @@ from autotune.space import (
 LARGEST_FREE_BATCH = 2**16
 """Beyond this CUDA's grid limits are met before memory is (CASES.md row 52)."""
 
+WORKER_BYTES = 300 * 2**20
+"""Memory of a loader worker's own that is reckoned with: 286 MiB were seen of one that imports
+PyTorch anew, and 12 MiB of one that is forked."""
+
+SHARED_SHARE = 0.8
+"""Of the room for batches that workers hand over; the batch in hand lies there, too."""
+
 _NEEDS_CUDA = "it needs a CUDA device"
 _NO_WORKERS: Mapping[str, Value] = {"prefetch_factor": None, "persistent_workers": False}
 """What the settings of loader workers are where there are none."""
@@ -67,8 +74,16 @@ def build_space(
         effective_batch=baseline.samples_per_optimizer_step * world_size,
         world_size=world_size,
         left_out=left_out,
+        most_queued=_most_queued(workload, device),
     )
     return _with_a_split(built)
+
+
+def _most_queued(workload: WorkloadFacts, device: DeviceFacts) -> int | None:
+    """Return how many samples fit where workers hand over batches; None for any number."""
+    if device.shared_bytes is None or not workload.sample_bytes:
+        return None
+    return int(SHARED_SHARE * device.shared_bytes) // workload.sample_bytes
 
 
 def batch_sizes(*, global_batch: int | None, effective_batch: int, most: int | None) -> list[int]:
@@ -89,8 +104,7 @@ def batch_sizes(*, global_batch: int | None, effective_batch: int, most: int | N
 
 
 def _free_sizes(effective_batch: int, most: int | None) -> list[int]:
-    if most is None:
-        return sorted({*divisors(effective_batch), *_grown(effective_batch, LARGEST_FREE_BATCH)})
+    most = LARGEST_FREE_BATCH if most is None else min(most, LARGEST_FREE_BATCH)
     return sorted({*divisors(effective_batch), *_grown(effective_batch, most), most})
 
 
@@ -187,7 +201,9 @@ class _Knobs:
         if "num_workers" not in self.workload.loader_settings:
             return (own,), _unaccepted("num_workers")
         most = min(self.device.usable_cores, MOST_WORKERS)
-        return tuple(sorted({*range(most + 1), own})), "no core is left for a worker"
+        if self.device.host_bytes is not None:
+            most = min(most, self.device.host_bytes // WORKER_BYTES)
+        return tuple(sorted({*range(most + 1), own})), "no core or no memory is left for a worker"
 
     def _worker_setting(self, name: str, values: set[Value]) -> tuple[tuple[Value, ...], str]:
         accepted, own = self.workload.loader_settings, getattr(self.baseline, name)

@@ -34,6 +34,8 @@ class DeviceFacts:
         free_bytes: What can be had now, the limits of a container included.
         usable_cores: Cores that this process may use: affinity and quota of its container.
         threads: Intra-op threads that PyTorch takes by default there.
+        host_bytes: What can be had now of the machine's own memory, which loader workers take.
+        shared_bytes: Free bytes where workers hand over batches; None where that has no bound.
     """
 
     kind: str
@@ -43,6 +45,8 @@ class DeviceFacts:
     free_bytes: int
     usable_cores: int
     threads: int
+    host_bytes: int | None = None
+    shared_bytes: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the facts as JSON takes them."""
@@ -88,6 +92,7 @@ class WorkloadFacts:
         eval_loader_settings: Those of `LOADER_SETTINGS` that `eval_loader_fn` accepts.
         largest_samples: Indices of the largest samples of the data set, largest first; empty
             where they cannot be known.
+        sample_bytes: Bytes of a sample in a batch, of the largest that is known.
         scanned_samples: How many samples were looked at to find them.
         fingerprint: What makes the workload the same workload; see DESIGN 2.4.
         options: The script's `autotune_options`.
@@ -114,6 +119,7 @@ class WorkloadFacts:
     functions: tuple[str, ...] = ()
     eval_loader_settings: tuple[str, ...] = ()
     largest_samples: tuple[int, ...] = ()
+    sample_bytes: int = 0
     scanned_samples: int = 0
     stated_settings: Mapping[str, Any] = field(default_factory=dict)
     fingerprint: Mapping[str, Any] = field(default_factory=dict)

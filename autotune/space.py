@@ -154,6 +154,7 @@ class SearchSpace:
         effective_batch: The baseline's samples per optimizer step.
         world_size: Number of data-parallel ranks.
         left_out: Knob → why it is not tuned.
+        most_queued: Samples that may wait in the queues of loader workers; None for any number.
     """
 
     values: Mapping[str, tuple[Value, ...]]
@@ -161,6 +162,7 @@ class SearchSpace:
     effective_batch: int
     world_size: int = 1
     left_out: Mapping[str, str] = field(default_factory=dict)
+    most_queued: int | None = None
 
     @property
     def target_batch(self) -> int:
@@ -235,7 +237,12 @@ class SearchSpace:
         bound = _SPLIT_KNOBS if config.num_workers else _SPLIT_KNOBS | _WORKER_KNOBS
         free = set(self.values) - bound
         is_within = all(getattr(config, name) in self.values[name] for name in free)
-        return is_within and split in self.splits()
+        return is_within and split in self.splits() and self.has_room(config)
+
+    def has_room(self, config: Config) -> bool:
+        """Whether the batches that wait in the queues of a config's workers have room there."""
+        queued = config.num_workers * (config.prefetch_factor or 2) * config.batch_size
+        return self.most_queued is None or queued <= self.most_queued
 
 
 _SPLIT_KNOBS = frozenset({"batch_size", "accumulation_steps"})

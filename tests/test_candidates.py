@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from simulations import BLOCKS, cuda, device, workload
 
 from autotune.baseline import resolve_baseline
-from autotune.candidates import batch_sizes, build_space
+from autotune.candidates import WORKER_BYTES, batch_sizes, build_space
 from autotune.errors import OptionInvalid
 from autotune.facts import DeviceFacts, WorkloadFacts
-from autotune.space import SearchSpace
+from autotune.space import Config, SearchSpace
 
 
 def space_of(
@@ -173,3 +173,21 @@ def test_sizes_of_a_free_global_batch_reach_to_the_data_set(effective: int, most
     assert found == sorted(set(found))
     assert found[-1] <= most
     assert most in found or most < effective
+
+
+def test_workers_stay_within_the_hosts_memory() -> None:
+    """A machine with a little memory left has fewer of them than it has cores."""
+    little = device(usable_cores=8, threads=8, host_bytes=3 * WORKER_BYTES + 1)
+
+    assert space_of(workload(), little).choices("num_workers") == (0, 1, 2, 3)
+
+
+def test_queues_stay_within_shared_memory() -> None:
+    """In a container's 64 MiB there is room for 17 batches of 3 MiB, and for none of 60 MiB."""
+    images = workload(sample_bytes=3 * 2**20 // 32)
+    space = space_of(images, device(usable_cores=8, threads=8, shared_bytes=64 * 2**20))
+    within, beyond = (Config(batch_size=32).with_workers(count) for count in (8, 9))
+
+    assert space.has_room(within)
+    assert not space.has_room(beyond)
+    assert not space.has_room(Config(batch_size=640).with_workers(1))

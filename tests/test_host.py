@@ -1,6 +1,7 @@
 """Tests of autotune/device/host.py: the machine's memory and cores as a process may use them."""
 
 import os
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -108,3 +109,11 @@ def test_this_machine_has_memory_and_cores() -> None:
     assert 0 < machine.available_bytes() <= machine.total_bytes()
     assert 1 <= machine.usable_cores() <= (os.cpu_count() or 1)
     assert machine.peak_rss_bytes() >= psutil.Process().memory_info().rss * 0.9
+
+
+def test_shared_memory_is_what_is_free_there(tmp_path: Path) -> None:
+    """Where the folder is not there nothing is known of a bound."""
+    assert Host(shared=tmp_path / "none").shared_bytes() is None
+    assert Host(shared=tmp_path).shared_bytes() == pytest.approx(
+        shutil.disk_usage(tmp_path).free, rel=0.1
+    )

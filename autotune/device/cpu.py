@@ -74,6 +74,8 @@ class CpuDevice:
             free_bytes=self.host.available_bytes(),
             usable_cores=self.host.usable_cores(),
             threads=torch.get_num_threads(),
+            host_bytes=self.host.available_bytes(),
+            shared_bytes=self.host.shared_bytes(),
         )
 
     def guard(self, limit_bytes: int | None) -> None:

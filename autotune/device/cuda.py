@@ -75,6 +75,8 @@ class CudaDevice:
             free_bytes=free_bytes + unused_bytes + (self._context_bytes() or 0),
             usable_cores=self._host.usable_cores(),
             threads=torch.get_num_threads(),
+            host_bytes=self._host.available_bytes(),
+            shared_bytes=self._host.shared_bytes(),
         )
 
     def guard(self, limit_bytes: int | None) -> None:

@@ -3,6 +3,7 @@
 import os
 import platform
 import re
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,10 +19,12 @@ class Host:
     Args:
         proc: Where the kernel shows its figures, on Linux.
         cgroups: The control groups of this process.
+        shared: Where loader workers hand over batches, on Linux.
     """
 
     proc: Path = Path("/proc")
     cgroups: Cgroups = field(default_factory=Cgroups)
+    shared: Path = Path("/dev/shm")  # noqa: S108  # only its size is asked for
 
     def total_bytes(self) -> int:
         """Return the memory that there is in all: the machine's, or its container's."""
@@ -30,6 +33,13 @@ class Host:
     def available_bytes(self) -> int:
         """Return the memory that can be had now without swapping or being killed."""
         return _least(psutil.virtual_memory().available, self.cgroups.memory_left_bytes())
+
+    def shared_bytes(self) -> int | None:
+        """Return what is free where loader workers hand over batches; None where that is nowhere.
+
+        A container has 64 MiB there unless told otherwise, and a write beyond it is a bus error.
+        """
+        return shutil.disk_usage(self.shared).free if self.shared.is_dir() else None
 
     def usable_cores(self) -> int:
         """Return how many cores this process may use, at least 1: its affinity and its quota.

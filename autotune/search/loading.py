@@ -135,7 +135,8 @@ def drain(
         BudgetSpent: If nothing more may be launched.
     """
     task, found = launcher.task, known
-    counts = task.worker_counts
+    space = task.space
+    counts = [n for n in task.worker_counts if space.has_room(space.with_workers(at, n))]
     while (workers := found.next_count(counts, compute_seconds=compute_seconds)) is not None:
         ask = _drained(task, at, workers)
         if not plan.affords(plan.cost(ask.config, "loader", cycles=ask.cycles), phase="D"):

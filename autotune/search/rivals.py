@@ -106,6 +106,7 @@ def best_workers(known: Knowledge, size: Config) -> Config:
     space = known.task.space
     size = space.with_allowed_knobs(size)
     options = [space.with_workers(size, count) for count in known.loading.sound_counts]
+    options = [option for option in options if space.has_room(option)]
     return _first_as_good(known, options) if options else _with_any_workers(known, size)
 
 

@@ -1,5 +1,6 @@
 """What a workload is, read once in a launch of its own before anything is tried."""
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -12,11 +13,11 @@ from autotune.errors import OptionInvalid
 from autotune.facts import Survey, WorkloadFacts
 from autotune.space import DEFAULT_BATCH_SIZE, Config, largest_power_of_two
 from autotune.step.apply import blocks_of
-from autotune.step.batch import nesting_of, tensors_in
+from autotune.step.batch import BatchUnclear, count_samples, nesting_of, tensors_in
 from autotune.step.checkpointing import holds_buffers, uses_cache
 from autotune.step.loss import form_of, weight_of
 from autotune.trial.fingerprint import dataset_length, fingerprint
-from autotune.trial.largest import Scan, collate, find_largest, first_batches
+from autotune.trial.largest import Scan, batch_bytes, collate, find_largest, first_batches
 from autotune.trial.passes import seed_everything
 from autotune.workload import Workload, accepted_settings
 
@@ -47,6 +48,7 @@ def _read(workload: Workload, scan_seconds: float) -> WorkloadFacts:
     batches = first_batches(loader, BATCHES_READ)
     scan = find_largest(loader, seconds=scan_seconds)
     blocks = _blocks(workload, model)
+    seen = [*batches, *_extremes(loader, scan)]
     return WorkloadFacts(
         dataset_length=dataset_length(loader),
         loader_settings=accepted_settings(workload.loader_fn),
@@ -64,8 +66,9 @@ def _read(workload: Workload, scan_seconds: float) -> WorkloadFacts:
         has_block_buffers=holds_buffers(model, blocks),
         batch=describe_batch(batches[0]),
         blocks=tuple(blocks),
-        varies_in_shape=_varies([*batches, *_extremes(loader, scan)]),
+        varies_in_shape=_varies(seen),
         largest_samples=scan.indices,
+        sample_bytes=max(_sample_bytes(workload, batch) for batch in seen),
         scanned_samples=scan.samples,
         options=_plain_options(workload.options),
         fingerprint=fingerprint(workload, model, batches[0], loader),
@@ -123,6 +126,15 @@ def _extremes(loader: Iterable[Any], scan: Scan) -> list[Any]:
     if scan.smallest is None:
         return []
     return [collate(loader, [index] * 2, count=2) for index in (scan.indices[0], scan.smallest)]
+
+
+def _sample_bytes(workload: Workload, batch: Any) -> int:
+    """Return the bytes of a sample in a batch; 0 where it does not say how many it holds."""
+    count = workload.batch_size_fn or count_samples
+    try:
+        return math.ceil(batch_bytes(batch) / max(count(batch), 1))
+    except BatchUnclear:
+        return 0
 
 
 def _varies(batches: Iterable[Any]) -> bool:
