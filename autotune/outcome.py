@@ -49,6 +49,8 @@ class Measurement:
         peak_reserved_bytes: Most bytes that the caching allocator held; None on a CPU.
         process_rss_bytes: Most resident bytes of the training process.
         limit_bytes: The limit that was enforced.
+        growth_bytes: By how much live tensors grew from one step to the next once the optimizer's
+            state stood; None where that was not looked at.
         samples_per_optimizer_step: Batch size × accumulation steps × ranks.
         launches: How many launches the figures come from.
     """
@@ -63,6 +65,7 @@ class Measurement:
     peak_reserved_bytes: int | None = None
     process_rss_bytes: int | None = None
     limit_bytes: int | None = None
+    growth_bytes: int | None = None
     samples_per_optimizer_step: int | None = None
     launches: int = 1
 

@@ -29,6 +29,7 @@ class FakeGpu:
         self.allocated = self.reserved = self.peak_allocated = self.peak_reserved = 0
         self.fraction = 1.0
         self.calls: list[str] = []
+        self.retries = 0
         self.capability = (8, 0)
         self.is_integrated = 0
         self.lists_processes = True
@@ -90,6 +91,7 @@ class FakeGpu:
             "mem_get_info": self.memory,
             "memory_allocated": lambda _: self.allocated,
             "memory_reserved": lambda _: self.reserved,
+            "memory_stats": lambda _: {"num_alloc_retries": self.retries},
             "reset_peak_memory_stats": self.reset,
             "set_per_process_memory_fraction": self.set_fraction,
             "synchronize": lambda _: self.calls.append("synchronize"),
@@ -307,3 +309,13 @@ def test_fake_figure_of_another_process_is_not_believed(
     fake.allocate(64 * MIB)
 
     assert CudaDevice(0).process_bytes() == 64 * MIB + CONTEXT_BYTES
+
+
+def test_fake_meter_counts_what_lives_and_retries_since_its_start(fake: FakeGpu) -> None:
+    """Retries of what ran before are not held against a pass."""
+    fake.retries = 3
+    with CudaDevice(0).watch((), limit_bytes=None) as meter:
+        fake.allocate(5 * MIB)
+        fake.retries = 5
+
+    assert (meter.live_bytes, meter.retries) == (5 * MIB, 2)

@@ -128,6 +128,45 @@ def test_the_peak_holds_optimizer_state() -> None:
     assert peak - peak_of(plain, Config(batch_size=1)) >= 2 * 200 * 200 * 4
 
 
+class Hoarding(nn.Linear):
+    """A model that keeps what it computes, or a cycle of references that lives for a while."""
+
+    def __init__(self, keeps: str) -> None:
+        super().__init__(8, 8)
+        self.keeps, self.kept = keeps, list[Any]()
+
+    def forward(self, value: Tensor) -> Tensor:
+        """Return the layer's output."""
+        result = super().forward(value)
+        if self.keeps == "outputs":
+            self.kept.append(result.detach().clone())
+        elif self.keeps == "cycles":
+            cycle: list[Any] = [result.detach().clone()]
+            cycle.append(cycle)
+        elif self.keeps == "the last":
+            self.kept = [result.detach().clone()]
+        return result
+
+
+@pytest.mark.parametrize(
+    ("keeps", "expected"), [("outputs", 2 * 8 * 4), ("cycles", 0), ("the last", 0), ("nothing", 0)]
+)
+def test_what_is_kept_from_step_to_step_is_growth(keeps: str, expected: int) -> None:
+    """In bytes a step; what is only not yet collected is none (CASES.md row 57)."""
+    workload = live_workload(Hoarding(keeps), pairs(8))
+
+    found = measured(run(workload, "memory", Config(batch_size=2)))
+
+    assert found.growth_bytes == expected
+
+
+def test_a_size_whose_steps_need_retries_is_not_used() -> None:
+    """Near the limit an allocator that makes room all the time is many times slower (row 108)."""
+    with pytest.raises(passes.Unusable, match="7 times in 4 steps"):
+        passes._refuse_thrashing(7, steps=4)
+    passes._refuse_thrashing(0, steps=4)
+
+
 def test_a_second_micro_batch_meets_gradients_and_a_third_adds_nothing() -> None:
     """So two stand for any number of them."""
     model = nn.Sequential(*(nn.Linear(300, 300) for _ in range(3)))

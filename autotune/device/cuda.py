@@ -204,6 +204,20 @@ class AllocatorMeter:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stopped: Peak | None = None
+        self._retries_before = self._retries()
+
+    @property
+    def live_bytes(self) -> int:
+        """Bytes that tensors hold now."""
+        return torch.cuda.memory_allocated(self._device)
+
+    @property
+    def retries(self) -> int:
+        """How often the allocator had to give memory back since the start."""
+        return self._retries() - self._retries_before
+
+    def _retries(self) -> int:
+        return int(torch.cuda.memory_stats(self._device).get("num_alloc_retries", 0))
 
     @property
     def peak(self) -> Peak:

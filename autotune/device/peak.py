@@ -30,3 +30,13 @@ class Meter(Protocol):
     def peak(self) -> Peak:
         """The peak since the watch began; it holds still once the watch has ended."""
         ...
+
+    @property
+    def live_bytes(self) -> int:
+        """Bytes that tensors hold now."""
+        ...
+
+    @property
+    def retries(self) -> int:
+        """How often the allocator had to give memory back before it could have more."""
+        ...

@@ -65,6 +65,11 @@ class StorageTracker(TorchDispatchMode):
         return self._live_bytes
 
     @property
+    def retries(self) -> int:
+        """None: a CPU's allocator asks the system, which does not keep unused memory for it."""
+        return 0
+
+    @property
     def peak(self) -> Peak:
         """The most bytes that were alive at once."""
         operator = None if self._peak_operator is None else str(self._peak_operator)

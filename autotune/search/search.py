@@ -15,11 +15,8 @@ from autotune.search.budget import Budget, BudgetSpent
 from autotune.search.choice import has_finished
 from autotune.search.confirm import (
     HARDLY_SLOWER,
-    UNSTABLE_SPREAD,
     Claim,
-    Confirmation,
     confirm,
-    detectable_gain,
 )
 from autotune.search.fits import Fits
 from autotune.search.footing import Footing, find_footing
@@ -28,6 +25,7 @@ from autotune.search.launcher import Ask, Launcher, Record, Watch
 from autotune.search.phases import Explorer
 from autotune.search.plan import VERIFY_CYCLES, Plan
 from autotune.search.refine import Refinement
+from autotune.search.remarks import on_growth, on_spread
 from autotune.search.studies import Studies
 from autotune.search.task import Event, Task
 from autotune.space import Config
@@ -202,7 +200,7 @@ class Search:
         reference = self._reference
         claim = HARDLY_SLOWER if self._saves_memory(pick) else Claim()
         found = confirm(self._launcher, plan, reference=reference, pick=pick, claim=claim)
-        self._notes += _on_spread(found)
+        self._notes += on_spread(found)
         match found.ending:
             case "won":
                 return self._decision("tuned", pick, estimate=found.estimate)
@@ -262,7 +260,7 @@ class Search:
             best=best,
             best_at_baseline_batch=self._best_at_baseline_batch(config),
             speedup=estimate,
-            notes=tuple(dict.fromkeys(self._notes)),
+            notes=tuple(dict.fromkeys([*self._notes, *on_growth(self._verified[config])])),
         )
 
     def _without_baseline(
@@ -327,20 +325,6 @@ def _candidates(explorer: Explorer) -> Iterator[Config]:
 
 def _rate_of(trial: Trial) -> float:
     return trial.samples_per_second or 0.0
-
-
-def _on_spread(found: Confirmation) -> Iterator[str]:
-    """Yield what the spread of the pairs means for what could be seen."""
-    if found.spread is None or found.estimate is None:
-        return
-    if found.spread > UNSTABLE_SPREAD:
-        yield (
-            f"unstable: pairs of launches differ by {found.spread:.1%}; other work on this "
-            "machine, or samples of very unequal size"
-        )
-    if found.ending == "lost":
-        least = detectable_gain(found.spread, found.estimate.pairs)
-        yield f"gains under {least:.1%} cannot be seen in so many launches here"
 
 
 __all__ = ["Decision", "Event", "Search", "Task", "run_search"]

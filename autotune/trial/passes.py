@@ -1,16 +1,17 @@
 """What a launch does for each purpose, with model, optimizer and loader built anew."""
 
+import gc
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, replace
-from itertools import cycle
+from itertools import cycle, pairwise
 from typing import Any
 
 import numpy as np
 import torch
 
-from autotune.device.base import Device
+from autotune.device.base import Device, Meter
 from autotune.outcome import Measured, Measurement, Outcome, Purpose, Request
 from autotune.space import Config
 from autotune.step.apply import blocks_of
@@ -38,6 +39,9 @@ from autotune.workload import Workload
 
 WATCHED_CYCLES = 2
 """Optimizer steps of a memory pass: the second meets the optimizer's state (CASES.md row 30)."""
+
+GROWING_CYCLES = 2
+"""Further steps where the last one ended with more live bytes than the one before it."""
 
 HELD_BYTES = 256 * 2**20
 """Batches in hand hold no more than this; they take of the memory that the host leaves a launch,
@@ -170,8 +174,7 @@ def _watch(bench: Bench, batch: Any, step: Callable[[], object]) -> Outcome:
     model = bench.stepper.model
     held = [*model.parameters(), *model.buffers(), *tensors_in(batch)]
     with bench.device.watch(held, limit_bytes=limit) as meter:
-        for _ in range(WATCHED_CYCLES):
-            step()
+        growth_bytes = _growth(step, meter)
     bench.peak_bytes = meter.peak.reserved_bytes or meter.peak.allocated_bytes
     return Measured(
         measurement=Measurement(
@@ -180,9 +183,29 @@ def _watch(bench: Bench, batch: Any, step: Callable[[], object]) -> Outcome:
             peak_reserved_bytes=meter.peak.reserved_bytes,
             process_rss_bytes=bench.device.process_bytes(),
             limit_bytes=limit,
+            growth_bytes=growth_bytes,
             samples_per_optimizer_step=bench.config.samples_per_optimizer_step,
         )
     )
+
+
+def _growth(step: Callable[[], object], meter: Meter) -> int:
+    """Run the cycles of a watched pass; return by how many bytes the last ones grew, at least.
+
+    Where the last one grew some more are run: what only seems to grow, because cycles of
+    references wait to be collected, does not do so each time.
+    """
+    live = [_live_after(step, meter) for _ in range(WATCHED_CYCLES)]
+    while live[-1] > live[-2] and len(live) < WATCHED_CYCLES + GROWING_CYCLES:
+        gc.collect()
+        live.append(_live_after(step, meter))
+    grown = [after - before for before, after in pairwise(live[WATCHED_CYCLES - 1 :])]
+    return max(min(grown, default=0), 0)
+
+
+def _live_after(step: Callable[[], object], meter: Meter) -> int:
+    step()
+    return meter.live_bytes
 
 
 def _time_compute(bench: Bench) -> Outcome:
@@ -190,20 +213,21 @@ def _time_compute(bench: Bench) -> Outcome:
     steps = bench.config.accumulation_steps
     batches = bench.read(steps * bench.request.cycles, most_bytes=HELD_BYTES)
     stream = windows(cycle(batches), steps)
-    bench.stepper(next(stream))
-    return _timed(bench, stream)
+    with _limited(bench) as meter:
+        bench.stepper(next(stream))
+        return _timed(bench, stream, meter)
 
 
 def _time_training(bench: Bench) -> Outcome:
     """Steps end to end: device warmed on batches in hand, loader started with an empty queue."""
-    bench.stepper(bench.read(bench.config.accumulation_steps))
-    bench.device.synchronize()
-    stream = endless(bench.loader(), bench.config.accumulation_steps)
-    skip_windows(stream, _windows_to_skip(bench))
-    try:
-        return _timed(bench, stream)
-    finally:
-        stream.close()  # ends the loader's workers
+    window = bench.read(bench.config.accumulation_steps)
+    with _limited(bench) as meter:
+        bench.stepper(window)
+        bench.device.synchronize()
+        stream = endless(bench.loader(), bench.config.accumulation_steps)
+        skip_windows(stream, _windows_to_skip(bench))
+        with closing(stream):  # ends the loader's workers
+            return _timed(bench, stream, meter)
 
 
 def _windows_to_skip(bench: Bench) -> int:
@@ -212,19 +236,25 @@ def _windows_to_skip(bench: Bench) -> int:
     return max(bench.request.skip_windows, own if bench.config.num_workers else 0)
 
 
-def _timed(bench: Bench, stream: Iterator[list[Any]]) -> Outcome:
+def _limited(bench: Bench) -> AbstractContextManager[Meter | None]:
+    """Return a watch where it costs no time: CUDA's allocator counts anyway."""
+    if bench.device.kind != "cuda":
+        return nullcontext()
+    return bench.device.watch((), limit_bytes=bench.request.limit_bytes)
+
+
+def _timed(bench: Bench, stream: Iterator[list[Any]], meter: Meter | None) -> Outcome:
     losses: list[torch.Tensor] = []
-    is_free = bench.device.kind == "cuda"  # its allocator counts anyway; the tracker costs time
-    watched = bench.device.watch((), limit_bytes=bench.request.limit_bytes)
-    with watched if is_free else nullcontext() as meter:
-        cycles = time_cycles(
-            stream,
-            lambda window: losses.append(bench.stepper(window)),
-            cycles=bench.request.cycles,
-            count=bench.stepper.count,
-            synchronize=bench.device.synchronize,
-            deadline=bench.deadline,
-        )
+    before = meter.retries if meter else 0
+    cycles = time_cycles(
+        stream,
+        lambda window: losses.append(bench.stepper(window)),
+        cycles=bench.request.cycles,
+        count=bench.stepper.count,
+        synchronize=bench.device.synchronize,
+        deadline=bench.deadline,
+    )
+    _refuse_thrashing((meter.retries if meter else 0) - before, steps=len(cycles))
     bench.step_seconds = tuple(timed.seconds for timed in cycles)
     if not cycles:
         raise Unusable("no step ran")
@@ -233,6 +263,15 @@ def _timed(bench: Bench, stream: Iterator[list[Any]]) -> Outcome:
     peak = meter.peak if meter else None
     bench.peak_bytes = (peak.reserved_bytes or peak.allocated_bytes) if peak else None
     return _told(bench, cycles)
+
+
+def _refuse_thrashing(retries: int, *, steps: int) -> None:
+    """Refuse a size at which the allocator has to make room again and again (CASES.md row 108)."""
+    if retries:
+        raise Unusable(
+            f"memory is so short that the allocator had to give some back {retries} times in "
+            f"{steps} steps"
+        )
 
 
 def _told(bench: Bench, cycles: list[Cycle]) -> Outcome:
