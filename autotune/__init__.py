@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from autotune.version import __version__
 
 if TYPE_CHECKING:
+    from autotune.ahead import plan
     from autotune.errors import AutotuneError
     from autotune.outcome import Measurement, Trial
     from autotune.output.config_file import load
@@ -25,6 +26,7 @@ _HOME = {
     "apply": "step.apply",
     "fit": "tune",
     "load": "output.config_file",
+    "plan": "ahead",
 }
 
 __all__ = [
@@ -38,6 +40,7 @@ __all__ = [
     "apply",
     "fit",
     "load",
+    "plan",
 ]
 
 

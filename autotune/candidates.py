@@ -12,10 +12,17 @@ from typing import Any
 from autotune.baseline import NEEDS_BLOCKS, usable_precisions
 from autotune.errors import OptionInvalid
 from autotune.facts import DeviceFacts, WorkloadFacts
-from autotune.knobs import CHECKPOINTING, PRECISIONS, Value, knob_value, parse_value
+from autotune.knobs import (
+    CHECKPOINTING,
+    OPTIMIZER_IMPLS,
+    PRECISIONS,
+    Value,
+    knob_value,
+    parse_value,
+)
 from autotune.space import (
-    MOST_WORKERS,
     PREFETCH_FACTORS,
+    WORKER_COUNTS,
     Config,
     SearchSpace,
     divisors,
@@ -148,6 +155,8 @@ class _Knobs:
             "pin_memory": self._pinning(),
             "cudnn_benchmark": self._cudnn(),
             "threads": self._threads(),
+            "channels_last": self._layouts(),
+            "optimizer_impl": self._optimizer_impls(),
         }
         values = {name: choices for name, (choices, _) in found.items()}
         single = {name: reason for name, (_, reason) in found.items() if len(values[name]) == 1}
@@ -168,6 +177,8 @@ class _Knobs:
             "pin_memory": on_cuda,
             "cudnn_benchmark": on_cuda,
             "threads": (None, *range(1, cores + 1)),
+            "channels_last": self._layouts()[0],
+            "optimizer_impl": (OPTIMIZER_IMPLS[0], *self.workload.optimizer_impls),
         }
         return possible.get(name)
 
@@ -200,10 +211,13 @@ class _Knobs:
         own = self.baseline.num_workers
         if "num_workers" not in self.workload.loader_settings:
             return (own,), _unaccepted("num_workers")
-        most = min(self.device.usable_cores, MOST_WORKERS)
+        if self.workload.repeats_by_worker:
+            return (0, 1) if own in {0, 1} else (own,), "each worker yields the whole stream"
+        most = self.device.usable_cores
         if self.device.host_bytes is not None:
             most = min(most, self.device.host_bytes // WORKER_BYTES)
-        return tuple(sorted({*range(most + 1), own})), "no core or no memory is left for a worker"
+        counts = {count for count in WORKER_COUNTS if count <= most}
+        return tuple(sorted({*counts, own})), "no core or no memory is left for a worker"
 
     def _worker_setting(self, name: str, values: set[Value]) -> tuple[tuple[Value, ...], str]:
         accepted, own = self.workload.loader_settings, getattr(self.baseline, name)
@@ -241,6 +255,23 @@ class _Knobs:
         if own is None:  # the default is as many threads: once is enough
             counts.discard(self.device.threads)
         return _ascending({*counts, own}), "there is one usable core"
+
+    def _layouts(self) -> tuple[tuple[Value, ...], str]:
+        own, facts = self.baseline.channels_last, self.workload
+        if not facts.has_convolutions:
+            return (own,), "the model has no convolutions"
+        if not facts.has_image_batches:
+            return (own,), "batches hold no images: no floating tensor of four dimensions"
+        if facts.has_volumes:
+            return (own,), "the model has weights of five dimensions, which have another layout"
+        if facts.is_channels_last:
+            return (own,), "the model's channels are last already"
+        return (False, True), ""
+
+    def _optimizer_impls(self) -> tuple[tuple[Value, ...], str]:
+        values = {*OPTIMIZER_IMPLS[:1], *self.workload.optimizer_impls}
+        reason = f"{self.workload.optimizer} can step in no other way here"
+        return _ascending({*values, self.baseline.optimizer_impl}), reason
 
 
 def _unaccepted(name: str) -> str:
@@ -285,7 +316,11 @@ def _with_a_split(space: SearchSpace) -> SearchSpace:
     )
 
 
-_PLACES = {word: place for words in (PRECISIONS, CHECKPOINTING) for place, word in enumerate(words)}
+_PLACES = {
+    word: place
+    for words in (PRECISIONS, CHECKPOINTING, OPTIMIZER_IMPLS)
+    for place, word in enumerate(words)
+}
 """Word → its place among the values of its knob."""
 
 

@@ -6,7 +6,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -58,6 +58,7 @@ class _Told:
 @click.option("--knob", "knobs", multiple=True, metavar="NAME=V1,V2,…", help="Values to try.")
 @click.option("--goal", type=click.Choice(["throughput", "memory"]), help="What is best.")
 @click.option("--storage", help="Of the Optuna studies.  [default: study.db in the folder]")
+@click.option("--plan", "sizes", metavar="SIZE,…", help="Say what would fit; no step is run.")
 @click.option("--dry-run", is_flag=True, help="Say what would be tried; no step is run.")
 @click.option("--fresh", is_flag=True, default=None, help="Measure anew, keep the old beside.")
 @click.option("--seed", type=int, help="Of the search and of the data's order.  [default: 0]")
@@ -83,6 +84,9 @@ def _act(script: str | None, given: dict[str, Any], *, verify: str | None, is_qu
         return _verify(verify)
     if script is None:
         raise OptionInvalid("a SCRIPT is needed", hint="see python -m autotune --help")
+    sizes = given.pop("sizes")
+    if sizes is not None:
+        return _plan(script, sizes, device=given["device"])
     return _tune(script, given, is_quiet=is_quiet)
 
 
@@ -145,6 +149,14 @@ def _tune(script: str, given: dict[str, Any], *, is_quiet: bool) -> _Told:
         document=result.document() | {"files": files},
         is_interrupted=result.verdict == "interrupted",
     )
+
+
+def _plan(script: str, sizes: str, *, device: str | None) -> _Told:
+    from autotune.ahead import plan_script  # noqa: PLC0415  # --help loads none of this
+
+    with redirect_stdout(sys.stderr):  # what the script prints is not the answer
+        found = plan_script(script, memory=sizes.split(","), device=device)
+    return _Told(words=found.words(), document={"plan": found.to_dict()})
 
 
 def _verify(path: str) -> _Told:

@@ -86,6 +86,7 @@ class WorkloadFacts:
         nesting: What a batch is: a `"dict"` of tensors, `"parts"` in a list or a tuple, a
             `"tensor"`, these `"nested"`, or something `"other"`.
         is_map_style: Whether the loader is a `DataLoader` that draws batches of indices.
+        repeats_by_worker: Whether each of several workers yields all of a stream.
         uses_cache: Whether a module is set to cache keys and values.
         has_block_buffers: Whether one of the blocks holds a buffer.
         functions: Those of the workload's functions that there are, `loader_fn` apart.
@@ -95,6 +96,13 @@ class WorkloadFacts:
         sample_bytes: Bytes of a sample in a batch, of the largest that is known.
         scanned_samples: How many samples were looked at to find them.
         fingerprint: What makes the workload the same workload; see DESIGN 2.4.
+        has_image_batches: Whether the first batch holds a floating tensor of four dimensions.
+        has_volumes: Whether a parameter or a buffer has five dimensions.
+        is_channels_last: Whether the user has set the weights so already.
+        optimizer: The name of the optimizer's class.
+        optimizer_impls: In which ways the optimizer may be told to step, beside the way that it
+            takes by itself.
+        is_optimizer_fused: Whether the way that it takes by itself is `fused`.
         options: The script's `autotune_options`.
     """
 
@@ -114,6 +122,7 @@ class WorkloadFacts:
     weight: str = "samples"
     nesting: str = "other"
     is_map_style: bool = False
+    repeats_by_worker: bool = False
     uses_cache: bool = False
     has_block_buffers: bool = False
     functions: tuple[str, ...] = ()
@@ -121,6 +130,12 @@ class WorkloadFacts:
     largest_samples: tuple[int, ...] = ()
     sample_bytes: int = 0
     scanned_samples: int = 0
+    has_image_batches: bool = False
+    has_volumes: bool = False
+    is_channels_last: bool = False
+    optimizer: str = "the optimizer"
+    optimizer_impls: tuple[str, ...] = ()
+    is_optimizer_fused: bool = False
     stated_settings: Mapping[str, Any] = field(default_factory=dict)
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -141,7 +156,14 @@ class WorkloadFacts:
         return cls(**{**document, **{name: tuple(document[name]) for name in _LISTS}})
 
 
-_LISTS = ("loader_settings", "blocks", "functions", "eval_loader_settings", "largest_samples")
+_LISTS = (
+    "loader_settings",
+    "blocks",
+    "functions",
+    "eval_loader_settings",
+    "largest_samples",
+    "optimizer_impls",
+)
 """Fields of `WorkloadFacts` that are tuples, and lists in JSON."""
 
 

@@ -16,6 +16,9 @@ PRECISIONS = ("off", "bf16", "fp16")
 CHECKPOINTING = ("off", "full")
 """Every value of the knob `checkpointing`, cheapest first (MEMORY.md D)."""
 
+OPTIMIZER_IMPLS = ("default", "foreach", "fused")
+"""Every value of the knob `optimizer_impl`; the first is what the user's optimizer does itself."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knob:
@@ -59,6 +62,8 @@ KNOBS: Mapping[str, Knob] = {
     "pin_memory": _SWITCH,
     "cudnn_benchmark": _SWITCH,
     "threads": Knob(has_default=True),
+    "channels_last": _SWITCH,
+    "optimizer_impl": Knob(words=OPTIMIZER_IMPLS),
 }
 """Every knob, in the order in which a config shows them."""
 
@@ -102,8 +107,8 @@ def parse_value(knob: str, value: Any) -> Any:
         raise unknown_knob(knob)
     if KNOBS[knob].is_switch:
         return _switch(knob, value)
-    if "off" in KNOBS[knob].words and value is False:
-        return "off"
+    if KNOBS[knob].words:
+        return "off" if "off" in KNOBS[knob].words and value is False else value
     return _number(value)
 
 

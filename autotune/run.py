@@ -328,6 +328,14 @@ def worst_cases(workload: WorkloadFacts) -> dict[str, str]:
         "longest batch": largest,
         "first optimizer step": "probed: two whole cycles from a fresh start",
         "evaluation": "probed with one batch" if has_evaluation else "no eval_loader_fn was given",
-        "last short batch": "not probed: it is smaller",
+        "last short batch": _last_short_batch(workload),
         "resuming from a checkpoint": "not probed",
     }
+
+
+def _last_short_batch(workload: WorkloadFacts) -> str:
+    if workload.drops_last:
+        return "the loader drops it"
+    if workload.is_map_style and workload.dataset_length:
+        return "probed, where the data set is no multiple of the batch"
+    return "not probed: where an epoch ends is not known"

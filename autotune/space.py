@@ -13,8 +13,9 @@ Goal = Literal["throughput", "memory"]
 DEFAULT_BATCH_SIZE = 32
 """Where nobody stated a batch size, the baseline has at most this many samples (DESIGN 2.2)."""
 
-MOST_WORKERS = 16
-"""More loader workers than this were never chosen in the study (METHOD.md B.1)."""
+WORKER_COUNTS = (0, 1, 2, 3, 4, 6, 8, 12, 16)
+"""Numbers of loader workers worth trying: one more means less the more there are, and more than 16
+were never chosen in the study (METHOD.md B.1)."""
 
 PREFETCH_FACTORS = (2, 4, 8)
 """Batches that each worker may prepare ahead; 2 is PyTorch's default."""
@@ -35,6 +36,9 @@ class Config:
         pin_memory: Whether batches are copied to page-locked memory.
         cudnn_benchmark: Whether cuDNN tries its algorithms for each new shape.
         threads: Intra-op threads of a CPU device; None leaves PyTorch's default.
+        channels_last: Whether the channels of images and of convolutions lie last in memory.
+        optimizer_impl: How the optimizer steps: `"default"` as the user made it, `"foreach"` or
+            `"fused"`.
 
     Raises:
         OptionInvalid: If a value breaks a rule; the message names the rule, then the value.
@@ -53,6 +57,8 @@ class Config:
     pin_memory: bool = False
     cudnn_benchmark: bool = False
     threads: int | None = None
+    channels_last: bool = False
+    optimizer_impl: str = "default"
 
     def __post_init__(self) -> None:
         for name in knob_names():
@@ -103,7 +109,8 @@ class Config:
         >>> Config(batch_size=16, pin_memory=True).flags()[-28:]
         '--num-workers 0 --pin-memory'
         """
-        set_here = ((k, v) for k, v in self.to_dict().items() if v is not None and v is not False)
+        set_here = ((k, v) for k, v in self.to_dict().items() if v is not False)
+        set_here = ((k, v) for k, v in set_here if v not in {None, "default"})
         flags = ((f"--{knob.replace('_', '-')}", value) for knob, value in set_here)
         return " ".join(flag if value is True else f"{flag} {value}" for flag, value in flags)
 
@@ -118,6 +125,8 @@ class Config:
             _counted(self.threads, "thread"),
             _PINNING_WORDS[self.pin_memory],
             _CUDNN_WORDS[self.cudnn_benchmark],
+            _LAYOUT_WORDS[self.channels_last],
+            _OPTIMIZER_WORDS[self.optimizer_impl],
         )
         return ", ".join(filter(None, parts))
 
@@ -135,6 +144,8 @@ _AMP_WORDS = {"off": "fp32", "bf16": "bf16", "fp16": "fp16"}
 _CHECKPOINTING_WORDS = {"off": "", "full": "checkpointed"}
 _PINNING_WORDS = {False: "", True: "pinned memory"}
 _CUDNN_WORDS = {False: "", True: "cudnn.benchmark"}
+_LAYOUT_WORDS = {False: "", True: "channels last"}
+_OPTIMIZER_WORDS = {"default": "", "foreach": "foreach optimizer", "fused": "fused optimizer"}
 
 
 def _counted(number: int | None, noun: str) -> str:
@@ -248,7 +259,7 @@ class SearchSpace:
 _SPLIT_KNOBS = frozenset({"batch_size", "accumulation_steps"})
 """Allowed as a pair only."""
 
-_SHARED_KNOBS = ("threads", "pin_memory", "cudnn_benchmark")
+_SHARED_KNOBS = ("threads", "pin_memory", "cudnn_benchmark", "channels_last", "optimizer_impl")
 """Knobs that are set the same at every batch size and in every cell."""
 
 _WORKER_KNOBS = frozenset({"prefetch_factor", "persistent_workers"})

@@ -142,7 +142,7 @@ class Simulated:
             "check": self.landscape.compute_seconds,
             "loader": self.landscape.loader_seconds,
         }.get(request.purpose, self.landscape.sample_seconds)
-        told = (self._seed, request.seed, request.purpose, config)
+        told = (self._seed, request.seed, request.purpose, *_set_in(config))
         noise = random.Random(repr(told)).gauss(0, self.landscape.launch_sd)  # noqa: S311  # as above
         data = random.Random(request.seed).gauss(0, self.landscape.data_sd)  # noqa: S311  # as above
         return per_sample(config) * config.samples_per_optimizer_step * math.exp(noise + data)
@@ -177,6 +177,13 @@ class Simulated:
             peak_bytes=measurement.peak_bytes,
         )
         return Report(outcome=Measured(measurement=measurement), launch=launch)
+
+
+def _set_in(config: Config) -> tuple[object, ...]:
+    """Return what is not at its default in a config, so that a further knob changes no noise."""
+    usual = Config(batch_size=config.batch_size).to_dict()
+    items = config.to_dict().items()
+    return config.batch_size, *(item for item in items if item[1] != usual[item[0]])
 
 
 class NotRecorded(AutotuneError):

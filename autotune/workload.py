@@ -71,6 +71,14 @@ class Workload:
         """Return the model on the device, in training mode.
 
         Raises:
+            WorkloadInvalid: As `make_model`.
+        """
+        return self.make_model().to(device).train()
+
+    def make_model(self) -> nn.Module:
+        """Return the model where the user's function puts it.
+
+        Raises:
             WorkloadInvalid: If it is no module, or nothing in it can be trained.
         """
         model = self.model_fn()
@@ -80,7 +88,7 @@ class Workload:
             )
         _require_known_shapes(model)
         _require_trainable(model)
-        return model.to(device).train()
+        return model
 
     def build_optimizer(self, model: nn.Module) -> Optimizer:
         """Return the optimizer of what requires a gradient: AdamW where none was given."""

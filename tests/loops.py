@@ -47,6 +47,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "tensor": {"facts": {"loss": "whole", "weight": "samples", "nesting": "tensor"}},
     "iterated": {"facts": {"is_map_style": False, "has_evaluation": False}},
     "a script with a dot in its name": {"script": "examples/bert.v2.py"},
+    "channels last": {
+        "config": {"channels_last": True},
+        "facts": {"loss": "whole", "weight": "samples", "nesting": "tensor"},
+    },
+    "a dict, channels last": {"config": {"channels_last": True}},
+    "foreach": {"config": {"optimizer_impl": "foreach"}},
+    "fused": {"config": {"optimizer_impl": "fused"}},
+    "live objects, fused": {"script": None, "config": {"optimizer_impl": "fused"}},
     "live objects": {"script": None},
     "live objects, checkpointed": {"script": None, **CHECKPOINTED, "facts": {"blocks": BLOCKS}},
     "live objects, loss_fn": {"script": None, "facts": OF_LOSS_FN},
@@ -54,6 +62,21 @@ VARIANTS: dict[str, dict[str, Any]] = {
 """What a workload and its config may make of the file, each in fewer than 300 lines."""
 
 LONGER: dict[str, dict[str, Any]] = {
+    "classes, channels last": {"config": {"channels_last": True}, "facts": OF_PAIRS},
+    "classes, channels last and fused": {
+        "config": {"channels_last": True, "optimizer_impl": "fused"},
+        "facts": OF_PAIRS,
+    },
+    "loss_fn, fused": {"config": {"optimizer_impl": "fused"}, "facts": OF_LOSS_FN},
+    "channels last with an optimizer that is fused": {
+        "config": {"channels_last": True},
+        "facts": {**OF_LOSS_FN, "is_optimizer_fused": True},
+    },
+    "nested, channels last": {"config": {"channels_last": True}, "facts": {"nesting": "nested"}},
+    "any nesting, channels last": {
+        "config": {"channels_last": True},
+        "facts": {"nesting": "other"},
+    },
     "nested": {"facts": {"nesting": "nested"}},
     "any nesting": {"facts": {"nesting": "other"}},
     "checkpointed, with buffers": {

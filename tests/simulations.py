@@ -108,6 +108,20 @@ LANDSCAPES = {
 """Some landscapes, by what is special about them."""
 
 
+IMAGES = workload(
+    has_convolutions=True, has_image_batches=True, optimizer_impls=("foreach", "fused")
+)
+"""A workload that may have its channels last, and whose optimizer may step in three ways."""
+
+
+def switched(
+    config: Config, *, last: float = 1.0, foreach: float = 1.0, fused: float = 1.0
+) -> float:
+    """Seconds per sample: as `affine`, times what channels last and the optimizer make of it."""
+    ways = {"default": 1.0, "foreach": foreach, "fused": fused}
+    return affine(config) * (last if config.channels_last else 1.0) * ways[config.optimizer_impl]
+
+
 def fails_from(
     size: int, outcome: Outcome, *, purposes: Sequence[Purpose] = ("memory", "compute", "train")
 ) -> Callable[[Config, Purpose], Outcome | None]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from autotune.facts import DeviceFacts, WorkloadFacts
-from autotune.knobs import PRECISIONS
+from autotune.knobs import OPTIMIZER_IMPLS, PRECISIONS
 from autotune.outcome import (
     Crashed,
     Invalid,
@@ -45,6 +45,8 @@ def configs(draw: st.DrawFn) -> Config:
         pin_memory=draw(st.booleans()),
         cudnn_benchmark=draw(st.booleans()),
         threads=draw(st.none() | st.integers(1, 64)),
+        channels_last=draw(st.booleans()),
+        optimizer_impl=draw(st.sampled_from(OPTIMIZER_IMPLS)),
     )
 
 

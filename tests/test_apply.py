@@ -251,3 +251,60 @@ def test_settings_are_put_back_when_only_the_user_changed_them() -> None:
         torch.set_num_threads(threads + 1)
 
     assert torch.get_num_threads() == threads
+
+
+class Seeing(nn.Module):
+    """Convolutions that remember how their inputs and weights lay in each forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(2, 3, 3)
+        self.orders: list[tuple[bool, bool]] = []
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return scores."""
+        seen = (images, self.layer.weight)
+        last = [item.is_contiguous(memory_format=torch.channels_last) for item in seen]
+        self.orders.append((last[0], last[1]))
+        scores: Tensor = self.layer(images)
+        return scores.mean((2, 3))
+
+
+def test_layout_and_optimizer_are_seen_inside_and_put_back() -> None:
+    """By the user's model in forward, by a hook of the optimizer in its step; then as before."""
+    torch.manual_seed(0)
+    model = Seeing()
+    optimizer = torch.optim.AdamW(model.parameters())
+    flags: list[tuple[Any, Any]] = []
+    optimizer.register_step_pre_hook(
+        lambda stepped, *_: flags.extend((g["foreach"], g["fused"]) for g in stepped.param_groups)
+    )
+    batch = (torch.rand(3, 2, 5, 5), torch.arange(3))
+    config = Config(batch_size=3, channels_last=True, optimizer_impl="fused")
+
+    with autotune.apply(config, model, optimizer=optimizer) as step:
+        step([batch])
+        trained = model.layer.weight.detach().clone()
+    optimizer.step()
+
+    assert model.orders == [(True, True)]
+    assert flags == [(False, True), (None, None)]
+    assert model.layer.weight.is_contiguous()
+    state = [value for value in optimizer.state[model.layer.weight].values() if value.dim()]
+    assert all(value.is_contiguous() for value in state)
+    assert not torch.equal(trained, model.layer.weight)
+
+
+def test_an_optimizer_that_cannot_step_so_is_refused() -> None:
+    """By name, and nothing is changed."""
+    model = net().eval()
+    context = autotune.apply(
+        {"batch_size": 2, "optimizer_impl": "fused"},
+        model,
+        optimizer=torch.optim.RMSprop(model.parameters()),
+    )
+
+    with pytest.raises(WorkloadInvalid, match="RMSprop"), context:
+        pass
+
+    assert not model.training

@@ -20,6 +20,7 @@ from autotune.step import forms, plain
 from autotune.step.batch import (
     BatchUnclear,
     count_samples,
+    images_to_device,
     map_parts,
     nesting_of,
     tensors_in,
@@ -134,6 +135,25 @@ def test_every_tensor_is_moved_and_no_type_changes(form: str) -> None:
     left = [tensor for tensor in tensors_in(moved) if tensor.device != META]
     assert shape_of(moved) == shape_of(batch)
     assert len(left) == ("packed" in form)  # its lengths belong on the host
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("device", [META, torch.device("cpu")])
+def test_images_arrive_as_all_else_does(form: str, device: torch.device) -> None:
+    """With their channels last: nothing but the layout of what has four dimensions changes."""
+    images = torch.rand(ROWS, 2, 4, 4)
+    batch = {"images": images, "all else": FORMS[form](), "more": [Pair(images, images)]}
+
+    moved = images_to_device(batch, device)
+
+    assert shape_of(moved) == shape_of(batch)
+    found = [tensor for tensor in tensors_in(moved) if tensor.dim() == 4]
+    assert [tensor.is_contiguous(memory_format=torch.channels_last) for tensor in found] == [
+        True
+    ] * 3
+    assert images.is_contiguous()
+    left = [tensor for tensor in tensors_in(moved) if tensor.device != device]
+    assert len(left) == ("packed" in form and device == META)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -52,6 +52,44 @@ def test_a_gpu_is_tuned_in_pinning_and_in_cudnn_where_there_are_convolutions() -
     assert "vary in shape" in varying.left_out["cudnn_benchmark"]
 
 
+def test_images_and_convolutions_are_what_another_layout_needs() -> None:
+    """Where both are there it is a choice; elsewhere the report says what is missing."""
+    image = {"has_convolutions": True, "has_image_batches": True}
+    reasons = {
+        "no convolutions": {"has_image_batches": True},
+        "hold no images": {"has_convolutions": True},
+        "five dimensions": {**image, "has_volumes": True},
+        "last already": {**image, "is_channels_last": True},
+    }
+
+    assert space_of(workload(**image)).choices("channels_last") == (False, True)
+    for reason, facts in reasons.items():
+        space = space_of(workload(**facts))
+        assert space.choices("channels_last") == (False,)
+        assert reason in space.left_out["channels_last"]
+
+
+def test_an_optimizer_steps_in_those_ways_that_it_knows() -> None:
+    """Beside its own; one that knows no other is left out, by its name."""
+    adamw = workload(optimizer_impls=("foreach", "fused"))
+    lion = space_of(workload(optimizer="Lion"))
+    own = space_of(adamw, own={"optimizer_impl": "fused"}, narrowed={"optimizer_impl": ["fused"]})
+
+    assert space_of(adamw).choices("optimizer_impl") == ("default", "foreach", "fused")
+    assert lion.choices("optimizer_impl") == ("default",)
+    assert "Lion" in lion.left_out["optimizer_impl"]
+    assert own.choices("optimizer_impl") == ("fused",)
+
+
+def test_a_baseline_steps_as_its_optimizer_can() -> None:
+    """What it does not know is refused, by the optimizer's name."""
+    with pytest.raises(OptionInvalid, match="cannot be fused: NAdam"):
+        space_of(
+            workload(optimizer="NAdam", optimizer_impls=("foreach",)),
+            own={"optimizer_impl": "fused"},
+        )
+
+
 def test_blocks_are_what_checkpointing_needs() -> None:
     """Where the model repeats some it is a choice; elsewhere the report says why it is none."""
     some, none = space_of(workload(blocks=BLOCKS)), space_of()
@@ -125,6 +163,8 @@ def test_the_user_narrows_a_knob(
         {"num_workers": [-1]},
         {"pin_memory": [True]},
         {"pin_memory": ["perhaps"]},
+        {"channels_last": [True]},
+        {"optimizer_impl": ["fused"]},
         {"threads": [8]},
         {"accumulation_steps": [3]},
         {"workers": [1]},

@@ -26,6 +26,7 @@ SURFACE = {
     "--knob",
     "--memory",
     "--out",
+    "--plan",
     "--quiet",
     "--seed",
     "--storage",

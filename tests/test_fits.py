@@ -1,6 +1,7 @@
 """Which configs fit."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from simulations import MIB, Simulation, fails_from, landscape, recomputing
@@ -152,3 +153,19 @@ def test_a_config_is_weighed_once() -> None:
 
     assert fits.predict(small).kind == "measured"
     assert simulation.budget.launches == 2
+
+
+@pytest.mark.parametrize(
+    "changes", [{"channels_last": True}, {"optimizer_impl": "foreach"}, {"optimizer_impl": "fused"}]
+)
+def test_another_layout_or_optimizer_is_measured_for_itself(changes: dict[str, Any]) -> None:
+    """What was seen of one is no proof for the other, at whatever size."""
+    simulation = Simulation()
+    fits = Fits(simulation.launcher())
+    assert fits.probe(BASE)
+    varied = replace(BASE, batch_size=16, **changes)
+
+    assert fits.state(varied) == "unknown"
+    assert fits.probe(varied)
+    assert simulation.budget.launches == 2
+    assert fits.state(replace(varied, batch_size=8)) == "fits"

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD
+from torchvision import models
 from workloads import quick_launches
 
 from autotune.outcome import Invalid, Measured
@@ -532,3 +533,45 @@ def test_pieces_make_the_whole(samples: int, width: int) -> None:
     assert first["more"][1] + second["more"][1] == names
     assert (first["note"], second["note"]) == ("kept", "kept")
     assert len(second["inputs"]) - len(first["inputs"]) in {0, 1}
+
+
+class Ordered(nn.Module):
+    """Convolutions that compute something else where channels are last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = cnn(nn.BatchNorm2d)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return scores; of images in the usual order twice as many."""
+        scores: Tensor = self.layers(images)
+        return scores * (1 + images.is_contiguous())
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+@pytest.mark.parametrize("amp", ["off", "bf16"])
+def test_another_layout_is_held_to_the_same_gradients(*, is_on: bool, amp: str) -> None:
+    """Whichever of the two is the baseline's; afterwards the weights lie as they did."""
+    baseline = replace(WHOLE, channels_last=not is_on, amp=amp)
+    config = replace(baseline, channels_last=is_on)
+    right, wrong = cnn(nn.BatchNorm2d), Ordered()
+
+    agreed = check(stepper_of(right, amp=amp), images(), config=config, baseline=baseline)
+    outcome = check(stepper_of(wrong, amp=amp), images(), config=config, baseline=baseline)
+
+    assert isinstance(agreed, Measured), agreed
+    assert isinstance(outcome, Invalid)
+    assert outcome.reason.startswith(f"{'with' if is_on else 'without'} channels last, ")
+    assert all(item.is_contiguous() for item in right.parameters())
+
+
+def test_what_rounding_makes_of_a_resnet_is_no_fault_of_a_layout() -> None:
+    """Its gradients differ by more than 0.1 %: where a ReLU changes sides they jump."""
+    torch.manual_seed(1)
+    model = models.resnet18(num_classes=5)
+    window = [(torch.randn(4, 3, 64, 64), torch.arange(4)) for _ in range(2)]
+    stepper = stepper_of(model)
+
+    outcome = check(stepper, window, config=replace(WHOLE, channels_last=True), baseline=WHOLE)
+
+    assert isinstance(outcome, Measured), outcome

@@ -33,13 +33,26 @@ def quick() -> Iterator[None]:
         yield
 
 
+class Convolved(nn.Module):
+    """Values through a convolution, as an image of two channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(2, 2, 3, padding=1)
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Return as many values."""
+        changed: Tensor = self.layer(values[:, :, None, None].expand(-1, -1, 3, 3))
+        return changed.mean((2, 3))
+
+
 class Caller:
     """Somebody in the middle of a training of their own."""
 
     def __init__(self) -> None:
         torch.manual_seed(3)
         self.model = nn.Sequential(
-            nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2)
+            nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2), Convolved()
         )
         self.model[0].requires_grad_(requires_grad=False)
         self.model[3].register_forward_hook(lambda *_: None)
@@ -78,7 +91,8 @@ class Caller:
                 {name: bits(value) for name, value in each.items()}
                 for each in self.optimizer.state.values()
             ],
-            [group["lr"] for group in self.optimizer.param_groups],
+            [(g["lr"], g["foreach"], g["fused"]) for g in self.optimizer.param_groups],
+            [item.stride() for item in self.model.state_dict().values()],
             bits(self.generator.get_state()),
             *surroundings(),
         ]
@@ -135,6 +149,9 @@ REQUESTS: list[tuple[Request, str]] = [
     (TRAIN, "measured"),
     (replace(TRAIN, config=BASELINE.with_workers(1)), "measured"),
     (replace(TRAIN, config=replace(BASELINE, amp="bf16", threads=1)), "measured"),
+    (replace(TRAIN, config=replace(BASELINE, optimizer_impl="foreach")), "measured"),
+    (replace(TRAIN, config=replace(BASELINE, optimizer_impl="fused")), "measured"),
+    (replace(TRAIN, config=replace(BASELINE, channels_last=True)), "measured"),
     (replace(TRAIN, purpose="compute"), "measured"),
     (replace(TRAIN, purpose="loader"), "measured"),
     (replace(TRAIN, purpose="memory"), "measured"),

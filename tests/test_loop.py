@@ -26,13 +26,14 @@ from loops import (
 )
 from strategies import sample_summary, texts
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
 
 from autotune.output import loop as loops_module
 from autotune.output.loop import as_before, load_loop, render_loop
 from autotune.space import Config
 from autotune.step import forms, loss
+from autotune.step.apply import varied
 from autotune.step.checkpointing import checkpointed, find_blocks
 from autotune.step.make import make_stepper
 from autotune.step.window import windows
@@ -289,9 +290,10 @@ def measured(workload: Workload, config: Config) -> tuple[nn.Module, list[Tensor
     own: dict[str, Any] = {"loss_fn": workload.loss_fn}
     own |= {"count": workload.batch_size_fn} if workload.batch_size_fn else {}
     optimizer = workload.build_optimizer(model)
+    own |= {"channels_last": config.channels_last}
     step = make_stepper(model, optimizer, device=CPU, amp=config.amp, **own)
     blocks = find_blocks(model) if config.checkpointing == "full" else []
-    with checkpointed(model, blocks):
+    with checkpointed(model, blocks), varied(step, config):
         stream = windows(workload.build_loader(config), config.accumulation_steps)
         return model, [step(window) for window in stream]
 
@@ -340,6 +342,122 @@ def test_checkpointed_steps_are_the_measured_steps(name: str) -> None:
     assert torch.equal(torch.stack(losses), torch.stack(found))
     assert are_equal(model, twin)
     assert {*twin.state_dict()} == {*plain.state_dict()}
+
+
+class Scaled(nn.Module):
+    """Convolutions, with a buffer of four dimensions."""
+
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.register_buffer("scale", torch.rand(1, 3, 6, 6))
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 5, 4), nn.Flatten()
+        )
+
+    def forward(self, images: Tensor, labels: Tensor | None = None) -> Any:
+        """Return scores; with labels, a loss."""
+        scores = self.layers(images * self.scale)
+        loss = scores if labels is None else nn.functional.cross_entropy(scores, labels)
+        return scores if labels is None else {"loss": loss}
+
+
+def pictures() -> TensorDataset:
+    """Return seven images and their classes."""
+    generator = torch.Generator().manual_seed(0)
+    return TensorDataset(torch.rand(7, 3, 6, 6, generator=generator), torch.arange(7) % 5)
+
+
+def image_loss(model: nn.Module, batch: Any) -> Tensor:
+    """Return the mean loss of a nested batch."""
+    return nn.functional.cross_entropy(model(batch["data"][0]), batch["data"][1])
+
+
+OF_IMAGES: dict[str, Workload] = {
+    "parts": workload_of(Scaled, loader_of(pictures())),
+    "dict": workload_of(
+        Scaled,
+        loader_of(pictures(), collate_fn=collated(lambda x, y: {"images": x, "labels": y})),
+    ),
+    "nested": workload_of(
+        Scaled,
+        loader_of(pictures(), collate_fn=collated(lambda *data: {"data": data, "names": "ab"})),
+        loss_fn=image_loss,
+    ),
+    "tensor": workload_of(
+        Scaled,
+        loader_of(pictures(), collate_fn=collated(lambda x, _: x)),
+        loss_fn=lambda model, images: model(images).square().mean(),
+    ),
+    "own type": workload_of(
+        Scaled,
+        loader_of(pictures(), collate_fn=collated(Batch)),
+        loss_fn=lambda model, batch: image_loss(model, {"data": (batch.inputs, batch.targets)}),
+    ),
+}
+VARIED: list[tuple[str, dict[str, Any]]] = [(name, {"channels_last": True}) for name in OF_IMAGES]
+VARIED += [("parts", {"optimizer_impl": name}) for name in ("foreach", "fused")]
+VARIED += [("parts", {"optimizer_impl": "fused", "channels_last": True, "amp": "fp16"})]
+
+
+@pytest.mark.parametrize(("name", "changes"), VARIED)
+def test_other_layouts_and_optimizers_are_the_measured_ones(
+    name: str, changes: dict[str, Any]
+) -> None:
+    """Losses, weights and buffers come out the same, and images come with their channels last."""
+    config = replace(CONFIG, **changes)
+    orders: list[bool] = []
+    forward = Scaled.forward
+
+    def seeing(model: Scaled, images: Tensor, *others: Any, **named: Any) -> Any:
+        weight = model.get_parameter("layers.0.weight")
+        seen_now = (images, weight, model.scale)
+        orders.extend(each.is_contiguous(memory_format=torch.channels_last) for each in seen_now)
+        return forward(model, images, *others, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Scaled, "forward", seeing)
+        model, losses = measured(OF_IMAGES[name], config)
+        seen = [*orders]
+        twin, found = written(OF_IMAGES[name], config)
+
+    assert torch.equal(torch.stack(losses), torch.stack(found))
+    assert are_equal(model, twin)
+    assert {*orders} == {config.channels_last}
+    assert len(orders) == 2 * len(seen)
+
+
+def test_a_loop_goes_on_from_a_checkpoint_of_another_layout(tmp_path: Path) -> None:
+    """Fused steps go through memory, whatever lies there: state is laid as the weights are."""
+    path = tmp_path / "train.pt"
+    workload = workload_of(
+        Scaled,
+        loader_of(pictures()),
+        optimizer_fn=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+    )
+    own, fused = functions_of(workload), replace(CONFIG, optimizer_impl="fused")
+    models = {}
+    for is_on in (False, True):
+        model = workload.model_fn()
+        loop_of(workload, fused).train(model, workload.loader_fn, checkpoint=path, epochs=1, **own)
+        other = loop_of(workload, replace(fused, channels_last=is_on))
+        other.train(model, workload.loader_fn, checkpoint=path, resume=True, epochs=3, **own)
+        models[is_on] = model
+
+    for ours, plain in zip(models[True].parameters(), models[False].parameters(), strict=True):
+        assert torch.allclose(ours, plain, rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_that_was_laid_out_is_given_back_as_it_was() -> None:
+    """Its weights and buffers lie as they did, and hold what training made of them."""
+    model = Scaled()
+    with as_before(model):
+        model.to(memory_format=torch.channels_last)
+
+    assert are_equal(model, Scaled())
+    assert all(item.is_contiguous() for item in (*model.parameters(), *model.buffers()))
 
 
 def counting(forward: Callable[..., Tensor], seen: list[int]) -> Callable[..., Tensor]:

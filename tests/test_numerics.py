@@ -102,3 +102,20 @@ def test_a_check_that_crashes_blames_nothing_else() -> None:
     assert guard.allows(BF16)
     assert guard.allows(SPLIT)
     assert guard.knows(BOTH)
+
+
+def test_a_layout_is_checked_and_an_optimizer_is_not() -> None:
+    """How an optimizer steps changes no gradient: it needs no check and is never to blame."""
+    guard, simulation = guarded(lambda config, _: not config.channels_last)
+    last = replace(BASE, channels_last=True)
+
+    assert guard.admits(replace(BASE, optimizer_impl="fused"), phase="E")
+    assert not guard.admits(replace(last, optimizer_impl="fused", amp="bf16"), phase="E")
+
+    assert all(r.config.optimizer_impl == "default" for r in simulation.runner.requests)
+    assert len(simulation.runner.requests) == 3
+    assert not guard.allows(last)
+    assert guard.allows(replace(BF16, optimizer_impl="fused"))
+    assert guard.notes == [
+        "the layout with channels last is not used: its gradients disagree with the baseline's"
+    ]

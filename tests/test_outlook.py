@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from simulations import BLOCKS, Simulation, cuda, workload
+from simulations import BLOCKS, IMAGES, Simulation, cuda, workload
 
 from autotune.search.outlook import MOST_SPLITS, expected_launches, plan_of
 
@@ -37,6 +37,15 @@ def test_every_knob_is_in_it() -> None:
     assert "pinned memory: off, on" in text
     assert "cudnn.benchmark: off, on" in text
     assert "not tuned: checkpointing" in text
+
+
+def test_ways_to_step_and_layouts_are_in_it() -> None:
+    """Each value but the first costs a launch."""
+    plain, varied = (Simulation(workload=facts).task for facts in (workload(), IMAGES))
+
+    assert "channels last: off, on" in told(workload=IMAGES)
+    assert "optimizer: default, foreach, fused" in told(workload=IMAGES)
+    assert expected_launches(varied) == expected_launches(plain) + 1 + 2
 
 
 def test_many_splits_are_shortened() -> None:

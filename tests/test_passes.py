@@ -537,3 +537,81 @@ def test_a_seed_sets_all_random_numbers() -> None:
 
     assert draw(2**40) == draw(2**40)
     assert all(one != other for one, other in zip(draw(1), draw(2), strict=True))
+
+
+class Seeing(nn.Module):
+    """Convolutions that remember how their inputs and weights lay in each forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(2, 3, 3)
+        self.orders: list[tuple[bool, bool]] = []
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return scores."""
+        seen = (images, self.layer.weight)
+        last = [item.is_contiguous(memory_format=torch.channels_last) for item in seen]
+        self.orders.append((last[0], last[1]))
+        scores: Tensor = self.layer(images)
+        return scores.mean((2, 3))
+
+
+def pictures(batch_size: int) -> Iterable[Any]:
+    """Return a few batches of images and classes."""
+    return [(torch.rand(batch_size, 2, 5, 5), torch.arange(batch_size) % 3)] * 4
+
+
+@pytest.mark.parametrize("purpose", ["memory", "compute", "train", "verify"])
+@pytest.mark.parametrize("is_on", [False, True])
+@pytest.mark.parametrize("way", ["default", "foreach", "fused"])
+def test_layout_and_optimizer_are_seen_by_the_users_code(
+    purpose: Purpose, way: str, *, is_on: bool
+) -> None:
+    """In every forward pass and every step of a launch, and no longer."""
+    model, made = Seeing(), list[torch.optim.Optimizer]()
+    flags: list[tuple[bool | None, bool | None]] = []
+
+    def optimizer_fn(parameters: Any) -> torch.optim.Optimizer:
+        made.append(torch.optim.AdamW(parameters))
+        made[-1].register_step_pre_hook(
+            lambda stepped, *_: flags.extend(
+                (group["foreach"], group["fused"]) for group in stepped.param_groups
+            )
+        )
+        return made[-1]
+
+    workload = live_workload(model, pictures, optimizer_fn=optimizer_fn)
+    config = Config(batch_size=3, channels_last=is_on, optimizer_impl=way)
+
+    measured(run(workload, purpose, config))
+
+    expected = (None, None) if way == "default" else (way == "foreach", way == "fused")
+    assert {*model.orders} == {(is_on, is_on)}
+    assert {*flags} == {expected}
+    assert (made[0].param_groups[0]["foreach"], made[0].param_groups[0]["fused"]) == (None, None)
+    assert model.layer.weight.is_contiguous()
+
+
+def test_a_check_sets_the_layout_for_what_it_compares() -> None:
+    """Both layouts run in it, the weights with the images."""
+    model = Seeing()
+    baseline = Config(batch_size=3)
+    config = Config(batch_size=3, channels_last=True, optimizer_impl="fused")
+
+    measured(run(live_workload(model, pictures), "check", config, baseline=baseline))
+
+    assert {*model.orders} == {(False, False), (True, True)}
+    assert model.layer.weight.is_contiguous()
+
+
+def test_foreach_takes_memory_of_its_own() -> None:
+    """All parameters at once have temporaries: a peak without them is none with them."""
+    model = nn.Sequential(*(nn.Linear(100, 100) for _ in range(8)))
+    workload = live_workload(model, pairs(100))
+
+    peaks = {
+        way: peak_of(workload, Config(batch_size=1, optimizer_impl=way))
+        for way in ("default", "foreach")
+    }
+
+    assert peaks["foreach"] > peaks["default"] + 2 * 100 * 100 * 4

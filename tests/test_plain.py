@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.step.plain import count_samples, tensors_in, to_device
+from autotune.step.plain import count_samples, images_to_device, tensors_in, to_device
 
 META = torch.device("meta")
 ROWS = torch.ones(3, 2)
@@ -30,3 +30,17 @@ def test_every_tensor_is_moved(batch: Any) -> None:
 def test_the_first_tensor_tells_the_samples(batch: Any) -> None:
     """A number without a dimension is passed over."""
     assert count_samples(batch) == 3
+
+
+def test_images_arrive_with_their_channels_last() -> None:
+    """Wherever they are in a batch; all else arrives as it does otherwise."""
+    image = torch.rand(3, 2, 4, 4)
+    batch = {"images": [image, ("a", image)], "rows": ROWS, "name": None}
+
+    moved = images_to_device(batch, torch.device("cpu"))
+
+    assert moved["images"][1][0] == "a"
+    assert torch.equal(moved["rows"], ROWS)
+    for found in (moved["images"][0], moved["images"][1][1]):
+        assert torch.equal(found, image)
+        assert found.is_contiguous(memory_format=torch.channels_last)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulations import (
     BLOCKS,
+    IMAGES,
     MIB,
     Simulation,
     affine,
@@ -20,6 +21,7 @@ from simulations import (
     landscape,
     recomputing,
     stepped,
+    switched,
     workload,
 )
 
@@ -512,10 +514,64 @@ def test_only_what_was_allowed_is_tried(knob: str, value: object) -> None:
     assert getattr(decision.config, knob) == value
 
 
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("effects", "expected"),
+    [
+        ({"last": 0.75, "foreach": 0.97, "fused": 0.88}, (True, "fused")),
+        ({"last": 1.2, "foreach": 0.85, "fused": 1.1}, (False, "foreach")),
+        ({"last": 1.2, "foreach": 1.1, "fused": 1.15}, (False, "default")),
+        ({}, (False, "default")),
+    ],
+)
+def test_layout_and_optimizer_are_used_where_they_help(
+    effects: dict[str, float], expected: tuple[bool, str], seed: int
+) -> None:
+    """And only there; what is used was measured for memory and held to the baseline's gradients."""
+    land = landscape(compute_seconds=lambda c: switched(c, **effects))
+    simulation = Simulation(landscape=land, workload=IMAGES, seed=seed)
+    decision = simulation.run()
+
+    assert (decision.config.channels_last, decision.config.optimizer_impl) == expected
+    assert decision.verdict == "tuned"
+    assert simulation.clock() <= 180 * 1.1
+    of_kind = [t for t in simulation.trials if t.config.channels_last == expected[0]]
+    assert any(t.study == "memory" and t.measured for t in of_kind)
+    assert expected[0] == any(t.study == "checks" for t in of_kind if t.config.channels_last)
+
+
+def test_what_steps_faster_but_does_not_fit_is_not_used() -> None:
+    """Foreach takes memory of its own: what was seen without it is no proof that it fits."""
+    land = landscape(
+        compute_seconds=partial(switched, foreach=0.8),
+        peak_bytes=lambda c: (300 + 8 * c.batch_size + 800 * (c.optimizer_impl == "foreach")) * MIB,
+    )
+    simulation = Simulation(landscape=land, workload=IMAGES, limit_bytes=1024 * MIB)
+    decision = simulation.run()
+
+    assert decision.config.optimizer_impl != "foreach"
+    assert any(t.config.optimizer_impl == "foreach" for t in simulation.ended("out_of_memory"))
+
+
+def test_a_layout_that_computes_otherwise_is_not_used() -> None:
+    """However fast it is; the note says so."""
+    land = landscape(
+        compute_seconds=partial(switched, last=0.5),
+        is_right=lambda config, own: config.channels_last == own.channels_last,
+    )
+    decision = Simulation(landscape=land, workload=IMAGES).run()
+
+    assert not decision.config.channels_last
+    assert decision.config.amp == "bf16"
+    assert any("channels last is not used" in note for note in decision.notes)
+
+
 def test_less_memory_is_chosen_where_it_is_the_aim() -> None:
     """The smallest peak that keeps 95 % of the speed."""
     flat = landscape(
-        compute_seconds=lambda c: 0.0147 * (1 + 0.04 / c.batch_size), loader_seconds=lambda _: 0.0
+        compute_seconds=lambda c: 0.0147 * (1 + 0.04 / c.batch_size),
+        loader_seconds=lambda _: 0.0,
+        launch_sd=0.003,
     )
     simulation = Simulation(landscape=flat, goal="memory", time_seconds=600)
     decision = simulation.run()

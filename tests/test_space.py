@@ -30,6 +30,9 @@ def test_a_config_round_trips(config: Config) -> None:
         {"threads": 0},
         {"amp": "fp8"},
         {"pin_memory": "on"},
+        {"channels_last": 1},
+        {"optimizer_impl": None},
+        {"optimizer_impl": "for loop"},
         {"prefetch_factor": 2},
         {"persistent_workers": True},
     ],
@@ -63,11 +66,25 @@ def test_a_document_must_hold_a_batch_size_and_knobs_alone(
             Config(batch_size=8, threads=3, cudnn_benchmark=True),
             "batch 8, fp32, 3 threads, cudnn.benchmark",
         ),
+        (
+            Config(batch_size=8, channels_last=True, optimizer_impl="fused"),
+            "batch 8, fp32, channels last, fused optimizer",
+        ),
+        (Config(batch_size=8, optimizer_impl="foreach"), "batch 8, fp32, foreach optimizer"),
     ],
 )
 def test_a_config_is_described_without_what_is_default(config: Config, told: str) -> None:
     """In a few words, and only what differs from PyTorch's defaults."""
     assert config.describe() == told
+
+
+def test_flags_leave_out_what_is_default() -> None:
+    """What is off, and what PyTorch or the user's optimizer does by itself."""
+    plain = Config(batch_size=8)
+    varied = replace(plain, channels_last=True, optimizer_impl="fused")
+
+    assert "optimizer" not in plain.flags()
+    assert varied.flags() == f"{plain.flags()} --channels-last --optimizer-impl fused"
 
 
 @pytest.mark.parametrize(
@@ -77,6 +94,8 @@ def test_a_config_is_described_without_what_is_default(config: Config, told: str
         ("pin_memory", True, True),
         ("batch_size", " 16 ", 16),
         ("threads", "default", None),
+        ("optimizer_impl", "default", "default"),
+        ("channels_last", "on", True),
         ("amp", False, "off"),
         ("amp", "bf16", "bf16"),
         ("num_workers", "many", "many"),

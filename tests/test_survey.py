@@ -219,3 +219,36 @@ def test_a_survey_is_the_same_each_time() -> None:
     first, *others = (facts_of(shuffled) for _ in range(3))
 
     assert others == [first] * 2
+
+
+@pytest.mark.parametrize(
+    ("shape", "is_image"), [((3, 6, 6), True), ((3, 6), False), ((3, 6, 6, 6), False)]
+)
+def test_images_are_batches_of_four_dimensions(shape: tuple[int, ...], *, is_image: bool) -> None:
+    """Of samples with a channel, a height and a width, that are numbers."""
+    data, masks = torch.rand(9, *shape), torch.ones(9, *shape, dtype=torch.long)
+
+    facts = facts_of(lambda batch_size: DataLoader(TensorDataset(data), batch_size))
+    whole = facts_of(lambda batch_size: DataLoader(TensorDataset(masks), batch_size))
+
+    assert facts.has_image_batches == is_image
+    assert not whole.has_image_batches
+
+
+def test_layouts_and_ways_to_step_are_told() -> None:
+    """Of the model that the user makes, and of the optimizer that trains it."""
+    last = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    plain = facts_of(table(9))
+
+    facts = facts_of(
+        table(9),
+        model=last,
+        optimizer_fn=lambda parameters: torch.optim.SGD(parameters, fused=True),
+    )
+
+    assert (plain.optimizer, plain.optimizer_impls) == ("AdamW", ("foreach", "fused"))
+    assert (facts.optimizer, facts.optimizer_impls) == ("SGD", ("foreach",))
+    assert (plain.is_channels_last, plain.is_optimizer_fused) == (False, False)
+    assert (facts.is_channels_last, facts.is_optimizer_fused) == (True, True)
+    assert facts_of(table(9), model=nn.Conv3d(1, 1, 1)).has_volumes
+    assert WorkloadFacts.from_dict(facts.to_dict()) == facts

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from simulations import Simulation, affine, cuda, landscape, workload
+import pytest
+from simulations import IMAGES, Simulation, affine, cuda, landscape, switched, workload
 
 from autotune.search.fits import Fits
 from autotune.search.plan import Plan
@@ -41,7 +42,7 @@ def explored(speeds: Speeds, simulation: Simulation) -> Config | None:
     best = turn_switches(speeds, simulation.task)
     if best is not None:
         ladders = [[HALF, BASE], [replace(HALF, amp="bf16"), BF16]]
-        walk_rivals(speeds, ladders, best=best, reference=BASE)
+        walk_rivals(speeds, ladders, task=simulation.task, best=best, reference=BASE)
     return speeds.ranked()[0] if best else None
 
 
@@ -82,3 +83,56 @@ def test_cells_out_of_reach_are_left() -> None:
 def test_nothing_timed_has_no_switches() -> None:
     """Without a size there is nothing to set."""
     assert turn_switches(timed(on_cuda), Simulation().task) is None
+
+
+LAST_AND_FUSED = replace(BASE, channels_last=True, optimizer_impl="fused")
+
+
+@pytest.mark.parametrize(
+    ("effects", "expected"),
+    [
+        ({"last": 0.8, "fused": 0.9}, LAST_AND_FUSED),
+        ({"last": 0.8, "foreach": 1.1, "fused": 1.2}, replace(BASE, channels_last=True)),
+        ({"last": 1.3, "foreach": 0.9, "fused": 0.95}, replace(BASE, optimizer_impl="foreach")),
+        ({"last": 1.3, "foreach": 1.1, "fused": 1.2}, BASE),
+        ({"last": 0.99, "foreach": 0.985, "fused": 1.0}, BASE),
+    ],
+)
+def test_each_value_of_a_switch_is_timed_once(effects: dict[str, float], expected: Config) -> None:
+    """What is clearly faster stays, together; between as fast and as fast the plain one does."""
+    setting: dict[str, Any] = {"workload": IMAGES}
+    speeds = timed(lambda c: switched(c, **effects), BASE, **setting)
+
+    best = turn_switches(speeds, Simulation(**setting).task)
+
+    assert best == expected
+    assert len(speeds.seconds) == 1 + 1 + 1 + 2  # known, a thread, a layout, ways to step
+
+
+def test_a_layout_that_suits_one_precision_alone_is_found() -> None:
+    """Lost in fp32, where the best size is, and won in bf16, which is behind without it."""
+
+    def compute(config: Config) -> float:
+        if config.amp == "off":
+            return 0.010 * (1.1 if config.channels_last else 1.0)
+        return 0.008 if config.channels_last else 0.011
+
+    setting: dict[str, Any] = {"workload": IMAGES}
+    speeds = timed(compute, BASE, HALF, BF16, **setting)
+
+    best = explored(speeds, Simulation(**setting))
+
+    assert best is not None
+    assert (best.amp, best.channels_last) == ("bf16", True)
+
+
+def test_other_sizes_are_timed_as_the_best_is_set() -> None:
+    """So that those that race differ in more than a switch."""
+    setting: dict[str, Any] = {"workload": IMAGES}
+    speeds = timed(lambda c: switched(c, last=0.7, fused=0.9), BASE, HALF, **setting)
+
+    best = explored(speeds, Simulation(**setting))
+
+    assert best is not None
+    assert {best.channels_last, best.optimizer_impl} == {True, "fused"}
+    assert replace(HALF, channels_last=True, optimizer_impl="fused") in speeds.seconds

@@ -22,9 +22,9 @@ from autotune.space import Config
 from autotune.summary import Summary
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
-EMITTED = ("window", "counting", "scaling", "training", "forms", "recompute")
+EMITTED = ("window", "counting", "scaling", "training", "forms", "recompute", "kernels")
 """The modules of `autotune.step` whose text the loop is made of, in the order it takes; after them
 `batch` or, where batches are dicts, lists and tuples of tensors, `plain`."""
 
@@ -56,6 +56,14 @@ NESTINGS = {
     "other": ("to_device", "count_samples"),
 }
 """What a batch is → the functions that move it and count its samples."""
+
+OF_IMAGES = {
+    "move_dict": "move_dict_of_images",
+    "move_parts": "move_parts_of_images",
+    "move_tensor": "put",
+    "to_device": "images_to_device",
+}
+"""Functions that move a batch → those that also have its channels last."""
 
 _DTYPES = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}
 _WIDTH = 98
@@ -113,8 +121,10 @@ def load_loop(source: str, *, folder: str | Path = ".") -> ModuleType:
 def as_before(model: "nn.Module") -> Iterator[None]:
     """Give a model back, after the length of a `with`, without what the loop sets on it.
 
-    Its blocks may be recomputed and its caches off; what was trained stays trained.
+    Its blocks may be recomputed, its caches off and its weights channels last; what was trained
+    stays trained.
     """
+    layouts = {name: item.stride() for name, item in _tensors(model)}
     forwards = [(part, vars(part).get("forward")) for part in model.modules()]
     settings: list[Any] = [getattr(part, "config", None) for part in model.modules()]
     caches = [(each, each.use_cache) for each in settings if hasattr(each, "use_cache")]
@@ -127,6 +137,14 @@ def as_before(model: "nn.Module") -> Iterator[None]:
                 vars(part)["forward"] = forward
         for each, use_cache in caches:
             each.use_cache = use_cache
+        for name, item in _tensors(model):
+            if item.stride() != layouts[name]:
+                item.data = item.new_empty_strided(item.shape, layouts[name]).copy_(item.data)
+
+
+def _tensors(model: "nn.Module") -> "Iterator[tuple[str, Tensor]]":
+    yield from model.named_parameters()
+    yield from model.named_buffers()
 
 
 class _Text(ExecutionLoader):
@@ -155,7 +173,7 @@ def _workload_view(facts: WorkloadFacts) -> dict[str, Any]:
         "has_optimizer_fn": has_optimizer_fn,
         "optimizer": "optimizer_fn" if has_optimizer_fn else "AdamW",
         "model": "workload.model_fn()" if "model_fn" in facts.functions else "workload.model",
-        "function_names": ", ".join(map(_literal, [*given, "scheduler_fn"])),
+        "function_names": _tuple([*given, "scheduler_fn"]),
     }
 
 
@@ -163,6 +181,8 @@ def _step_view(facts: WorkloadFacts, config: Config) -> dict[str, Any]:
     """Return what the template shows of the step: the parts that its config calls for."""
     dtype = _DTYPES.get(config.amp)
     move, count = NESTINGS[facts.nesting]
+    move = OF_IMAGES[move] if config.channels_last else move
+    way = "" if config.optimizer_impl == "default" else config.optimizer_impl
     count = "batch_size_fn" if "batch_size_fn" in facts.functions else count
     return {
         "is_fp16": config.amp == "fp16",
@@ -175,6 +195,10 @@ def _step_view(facts: WorkloadFacts, config: Config) -> dict[str, Any]:
         "forward": _forward("recomputed_once" if facts.has_block_buffers else "recomputed"),
         "uses_cache": facts.uses_cache,
         "sets_threads": config.threads is not None,
+        "is_channels_last": config.channels_last,
+        "way": _literal(way) if way else "",
+        "is_fused": way == "fused"
+        or (not way and config.channels_last and facts.is_optimizer_fused),
         "resumed_words": "; what loader workers draw differs" if config.num_workers else "",
     }
 

@@ -37,12 +37,14 @@ def _loss(standing: Standing) -> float:
     return standing.loss
 
 
-def needs(config: Config) -> tuple[int, bool, bool, int, int, int]:
-    """Return what a config needs: workers, another precision, recomputation, a larger batch, …."""
+def needs(config: Config) -> tuple[int, bool, bool, bool, bool, int, int, int]:
+    """Return what a config needs: workers, another precision, recomputation, another layout, …."""
     return (
         config.num_workers,
         config.amp != "off",
         config.checkpointing != "off",
+        config.channels_last,
+        config.optimizer_impl != "default",
         config.batch_size,
         config.prefetch_factor or 0,
         config.threads or 0,

@@ -5,6 +5,7 @@ all cells, since then it is the size that kills.
 """
 
 import math
+from dataclasses import replace
 from typing import Literal
 
 from autotune.memory.law import MemoryLaw, Prediction, Split
@@ -13,9 +14,9 @@ from autotune.search.launcher import MEMORY_CYCLES, Ask, Launcher
 from autotune.space import Config
 from autotune.units import format_bytes
 
-Cell = tuple[str, str, bool]
-"""Precision, checkpointing, and whether cuDNN searches: configs of one cell differ in memory by
-size alone."""
+Cell = tuple[str, str, bool, bool, str]
+"""Precision, checkpointing, whether cuDNN searches, whether channels are last, and how the
+optimizer steps: configs of one cell differ in memory by size alone."""
 
 Fit = Literal["fits", "over", "doomed", "unknown"]
 
@@ -25,7 +26,13 @@ ROUNDING_BYTES = 32 * 2**20
 
 def cell_of(config: Config) -> Cell:
     """Return the cell of a config."""
-    return config.amp, config.checkpointing, config.cudnn_benchmark
+    return (
+        config.amp,
+        config.checkpointing,
+        config.cudnn_benchmark,
+        config.channels_last,
+        config.optimizer_impl,
+    )
 
 
 def split_of(config: Config) -> Split:
@@ -104,6 +111,17 @@ class Fits:
     def _is_doomed(self, config: Config) -> bool:
         return config in self._broken or config.batch_size >= self._deadly_from(config)
 
+    def is_blind(self, config: Config) -> bool:
+        """Whether a config may not fit, and only one smaller size of its cell was measured.
+
+        One peak says nothing of the slope: in proportion to the batch a larger one may be over.
+        """
+        seen = [peak for peak in self.law(config).peaks if peak.is_bounded]
+        if len(seen) != 1 or self.state(config) != "unknown":
+            return False
+        (peak,) = seen
+        return peak.high_bytes * config.batch_size / peak.size > self._task.limit_bytes
+
     def may_run(self, config: Config) -> bool:
         """Whether a config is neither proved too large nor known to die."""
         return self.state(config) in {"fits", "unknown"}
@@ -157,8 +175,8 @@ class Fits:
     def _deadly_from(self, config: Config) -> float:
         """Return the batch size from which on launches die; infinite where none is known."""
         baseline = self._task.baseline
-        own = (baseline.amp, baseline.checkpointing, config.cudnn_benchmark)
-        return min(self._deadly_in(cell) for cell in (cell_of(config), own))
+        own = replace(config, amp=baseline.amp, checkpointing=baseline.checkpointing)
+        return min(self._deadly_in(cell_of(each)) for each in (config, own))
 
     def _deadly_in(self, cell: Cell) -> float:
         size = self._deadly.get(cell, math.inf)

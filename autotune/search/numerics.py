@@ -1,11 +1,13 @@
 """The numerics guard: no config enters a race before its gradients agree with the baseline's.
 
 Speed that changes the mathematics beyond what the user allowed is not speed (DESIGN 1). Where a
-config disagrees, at most three further checks find which part of it is to blame.
+config disagrees, at most four further checks find which part of it is to blame.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 
+from autotune.knobs import Value
 from autotune.outcome import Invalid, Measured
 from autotune.search.launcher import Ask, Launcher
 from autotune.space import Config
@@ -13,14 +15,14 @@ from autotune.space import Config
 CHECK_CYCLES = 1
 """Optimizer steps whose gradients are compared."""
 
-_BLAMED = ("amp", "checkpointing")
+_BLAMED = ("amp", "checkpointing", "channels_last")
 """Knobs of which a value is dropped that disagrees by itself."""
 
-Key = tuple[str, str, int, int]
+Key = tuple[str, str, bool, int, int]
 
 
 class Guard:
-    """Checks configs against the reference: each precision, kind of checkpointing and split once.
+    """Checks configs against the reference: each precision, checkpointing, layout and split once.
 
     Args:
         launcher: What runs a check.
@@ -34,7 +36,7 @@ class Guard:
         self._launcher = launcher
         self._reference = reference
         self._known: dict[Key, bool] = {_key(reference): True}
-        self._bad: set[tuple[str, str]] = set()
+        self._bad: set[tuple[str, Value]] = set()
         self._is_split_locked = False
         self._disagreeing: set[Key] = set()
         self.notes: list[str] = []
@@ -73,6 +75,7 @@ class Guard:
                 accumulation_steps=config.accumulation_steps,
                 amp=config.amp,
                 checkpointing=config.checkpointing,
+                channels_last=config.channels_last,
             )
             ask = Ask(
                 config=loads_as_reference,
@@ -89,22 +92,21 @@ class Guard:
         return key in self._disagreeing
 
     def _find_the_blame(self, config: Config, *, phase: str) -> None:
-        """Drop the precision or the checkpointing, or lock the split, that disagrees by itself."""
+        """Drop what disagrees by itself: precision, checkpointing or layout; or lock the split."""
         own = self._reference
         for knob in _BLAMED:
             value = getattr(config, knob)
             alone = Config.from_dict(own.to_dict() | {knob: value})
             if value != getattr(own, knob) and self._disagrees(alone, phase=phase):
                 self._drop(knob, value)
-        split_alone = replace(config, amp=own.amp, checkpointing=own.checkpointing)
+        as_own = {knob: getattr(own, knob) for knob in _BLAMED}
+        split_alone = Config.from_dict(config.to_dict() | as_own)
         if _split(config) != _split(own) and self._disagrees(split_alone, phase=phase):
             self._lock_split()
 
-    def _drop(self, knob: str, value: str) -> None:
+    def _drop(self, knob: str, value: Value) -> None:
         self._bad.add((knob, value))
-        told = value
-        if knob == "checkpointing":
-            told = "checkpointing" if value != "off" else "a step without checkpointing"
+        told = _TOLD.get((knob, value), str(value))
         self.notes.append(f"{told} is not used: its gradients disagree with the baseline's")
 
     def _lock_split(self) -> None:
@@ -118,9 +120,18 @@ class Guard:
             )
 
 
+_TOLD: Mapping[tuple[str, Value], str] = {
+    ("checkpointing", "full"): "checkpointing",
+    ("checkpointing", "off"): "a step without checkpointing",
+    ("channels_last", True): "the layout with channels last",
+    ("channels_last", False): "a layout without channels last",
+}
+"""Knob and value → how they are called, where the value alone would not say it."""
+
+
 def _split(config: Config) -> tuple[int, int]:
     return config.batch_size, config.accumulation_steps
 
 
 def _key(config: Config) -> Key:
-    return (config.amp, config.checkpointing, *_split(config))
+    return (config.amp, config.checkpointing, config.channels_last, *_split(config))

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from autotune.knobs import Value, knob_value
 from autotune.search.bounds import FIRST_LOOK, LAST_LOOK
+from autotune.search.switches import SWITCHES
 from autotune.search.task import Task
 from autotune.units import format_bytes, format_duration
 
@@ -29,9 +30,6 @@ MOST_LOOKS = 3
 MOST_SPLITS = 12
 """More splits than this are not listed one by one."""
 
-_TURNED = ("threads", "cudnn_benchmark")
-"""Knobs that are turned at the best size, one launch each."""
-
 _NAMES = {
     "amp": "precision",
     "checkpointing": "checkpointing",
@@ -41,6 +39,8 @@ _NAMES = {
     "pin_memory": "pinned memory",
     "cudnn_benchmark": "cudnn.benchmark",
     "persistent_workers": "persistent workers",
+    "channels_last": "channels last",
+    "optimizer_impl": "optimizer",
 }
 
 
@@ -121,7 +121,8 @@ def expected_launches(task: Task) -> int:
     sizes = [size for size, _ in task.space.splits()]
     cells = _timed_cells(task)
     timing = math.ceil(SWEPT_SHARE * len(sizes))
-    switches = sum(map(task.has_choice, _TURNED))
+    turned = [len(task.space.choices(knob)) - 1 for knob in SWITCHES if task.has_choice(knob)]
+    switches = task.has_choice("threads") + sum(turned)
     loading = min(len(task.worker_counts), MOST_LOOKS)
     if max(len(sizes), cells, loading) == 1 and not switches:
         return FOOTING_LAUNCHES + timing  # nothing to choose from

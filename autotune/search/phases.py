@@ -106,7 +106,8 @@ class Explorer:
         """Time sizes, and at the best of them what else changes the step."""
         ladders = self._sweep()
         if best := turn_switches(self.speeds, self.launcher.task):
-            walk_rivals(self.speeds, ladders, best=best, reference=self.start)
+            task = self.launcher.task
+            walk_rivals(self.speeds, ladders, task=task, best=best, reference=self.start)
 
     def _choose(self) -> None:
         """Race the best, or at least time the best guess."""
@@ -204,7 +205,7 @@ class Explorer:
 
     def _aim(self) -> None:
         """Plan with the config that is predicted to be best."""
-        if sizes := self.known.sizes():
+        if sizes := self.known.plainest_sizes():
             self.guess = best_workers(self.known, sizes[0])
             self.plan.pick = self.guess
 

@@ -14,7 +14,14 @@ BOX_POSITIONS = 2
 """How many positions from the leader a box reaches in each ordered knob (METHOD.md, head 8)."""
 
 _ORDERED = ("batch_size", "num_workers", "prefetch_factor", "threads")
-_UNORDERED = ("amp", "checkpointing", "pin_memory", "cudnn_benchmark")
+_UNORDERED = (
+    "amp",
+    "checkpointing",
+    "pin_memory",
+    "cudnn_benchmark",
+    "channels_last",
+    "optimizer_impl",
+)
 
 _FAR = ("batch_size",)
 """Knobs of which the second neighbours are neighbours too."""

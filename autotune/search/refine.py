@@ -7,11 +7,14 @@ raced against the leader.
 """
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
+from operator import attrgetter
 
+from autotune.search.choice import needs
 from autotune.search.phases import Explorer
 from autotune.search.proposals import neighbours
-from autotune.search.race import Rules, Standing
+from autotune.search.race import LEAST_ROUNDS, TIE, Rules, Standing
 from autotune.search.speeds import CLOSE
 from autotune.search.studies import Studies
 from autotune.space import Config
@@ -24,6 +27,14 @@ ROUNDS = 3
 
 PROPOSALS = 12
 """Proposals from the box around the leader, and again from the whole space (METHOD.md D.1)."""
+
+PATIENCE = 2
+"""After so many races with proposals, one after the other, that the leader survives, no further one
+is expected to gain what could be claimed."""
+
+FOLLOWED = 0.005
+"""Log ratio by which a challenger must be faster to lead: by less, noise would lead from one to the
+next, and ties that are broken by what a config needs would add up."""
 
 
 class Refinement:
@@ -39,6 +50,8 @@ class Refinement:
         self._studies = studies
         self._tried = {standing.config for standing in explorer.standings}
         self._proposed = {True: 0, False: 0}
+        self._survived = self._asked = 0
+        self._equals: list[Standing] = []
 
     @property
     def leader(self) -> Config:
@@ -51,25 +64,49 @@ class Refinement:
         Raises:
             BudgetSpent: If nothing more may be launched.
         """
-        while self._explorer.plan.runs("F"):
-            challengers = list(islice(self._challengers(), CHALLENGERS))
-            if not challengers or not self._affords(challengers):
-                return
-            self._challenge(challengers)
+        try:
+            while self._explorer.plan.runs("F") and self._survived < PATIENCE:
+                challengers = list(islice(self._challengers(), CHALLENGERS))
+                if not challengers or not self._affords(challengers):
+                    return
+                self._challenge(challengers)
+        finally:
+            self._take_the_least_needy()
 
     def _challenge(self, challengers: list[Config]) -> None:
-        task = self._explorer.launcher.task
-        rules = Rules.of(task.goal, phase="F", most_rounds=ROUNDS)
-        found = self._explorer.race([self.leader, *challengers], rules=rules)
+        explorer, leader = self._explorer, self.leader
+        rules = Rules.of(explorer.launcher.task.goal, phase="F", most_rounds=ROUNDS)
+        found = explorer.race([leader, *challengers], rules=rules)
         if found and found[0].rounds:
             self._follow(found)
+        has_proposals = sum(self._proposed.values()) > self._asked
+        self._asked = sum(self._proposed.values())
+        self._survived = self._survived + has_proposals if self.leader == leader else 0
 
     def _follow(self, found: list[Standing]) -> None:
-        """Put who came out of the last race before all others."""
-        raced = {standing.config for standing in found}
-        older = [old for old in self._explorer.standings if old.config not in raced]
-        self._explorer.standings = [*found, *older]
+        """Put the leader first, the one before or a challenger that is clearly better."""
+        best = self._best(found)
+        if best.config != self.leader:
+            self._equals.clear()
+        self._equals += filter(partial(_is_equal, best), found)
+        older = [old for old in self._explorer.standings if old.config != best.config]
+        self._explorer.standings = [best, *older]
         self._explorer.plan.pick = self.leader
+
+    def _best(self, found: list[Standing]) -> Standing:
+        if self._explorer.launcher.task.saves_memory:
+            return found[0]
+        fastest = min(found, key=attrgetter("loss"))
+        own = next((standing for standing in found if standing.config == self.leader), fastest)
+        return fastest if fastest.loss + FOLLOWED < own.loss else own
+
+    def _take_the_least_needy(self) -> None:
+        """Put first who needs least of those as fast as the leader, once and at the end."""
+        if self._equals and not self._explorer.launcher.task.saves_memory:
+            least = min(self._equals, key=lambda standing: needs(standing.config))
+            older = [old for old in self._explorer.standings if old.config != least.config]
+            self._explorer.standings = [least, *older]
+            self._explorer.plan.pick = self.leader
 
     def _challengers(self) -> Iterator[Config]:
         """Yield configs that may race, each once."""
@@ -110,3 +147,8 @@ class Refinement:
         plan = self._explorer.plan
         seconds = sum(plan.cost(config, "train") for config in (self.leader, *challengers))
         return plan.affords(ROUNDS * seconds, phase="F", launches=ROUNDS * (1 + len(challengers)))
+
+
+def _is_equal(leader: Standing, other: Standing) -> bool:
+    """Whether enough rounds show that another config is as fast as the leader."""
+    return other.rounds >= LEAST_ROUNDS and abs(other.loss - leader.loss) <= TIE

@@ -14,6 +14,7 @@ from autotune.search.numerics import Guard
 from autotune.search.proposals import beside
 from autotune.search.sizes import without_checkpointing
 from autotune.search.speeds import CLOSE, Speeds
+from autotune.search.switches import without_switches
 from autotune.search.task import KEPT_THROUGHPUT, Task
 from autotune.space import Config
 
@@ -58,6 +59,13 @@ class Knowledge:
     def sizes(self) -> list[Config]:
         """Return the sizes that were timed and whose gradients may be used, the fastest first."""
         return [size for size in self.speeds.ranked() if self.guard.allows(size)]
+
+    def plainest_sizes(self) -> list[Config]:
+        """Return of the sizes each once: those that differ in switches alone as suits them."""
+        alike: dict[Config, list[Config]] = {}
+        for size in self.sizes():
+            alike.setdefault(without_switches(size), []).append(size)
+        return sorted(map(self.speeds.plainest, alike.values()), key=self.speeds.of)
 
     def may_race(self, config: Config) -> bool:
         """Whether nothing that is known speaks against a config."""
@@ -126,7 +134,7 @@ def _with_any_workers(known: Knowledge, size: Config) -> Config:
 
 def _sizes(known: Knowledge) -> list[Config]:
     """Return the sizes worth racing: the fastest few, or the leanest few that are fast enough."""
-    ranked = [size for size in known.sizes() if not known.is_outdone(size)]
+    ranked = [size for size in known.plainest_sizes() if not known.is_outdone(size)]
     return _leanest(known, ranked) if known.task.saves_memory else _fastest(known, ranked)
 
 

@@ -124,6 +124,8 @@ def _climbed(ladder: Sequence[Config], low: int, *, fits: Fits, plan: Plan, stri
     high = len(ladder)
     while (rung := _next_rung(ladder, low, high, stride=stride)) is not None:
         config = ladder[rung]
+        if fits.is_blind(config):
+            _look_below(ladder, low, fits=fits, plan=plan)
         if not _is_affordable(config, fits, plan):
             break
         if fits.probe(config):
@@ -133,6 +135,16 @@ def _climbed(ladder: Sequence[Config], low: int, *, fits: Fits, plan: Plan, stri
         else:
             high = rung
     return low
+
+
+def _look_below(ladder: Sequence[Config], low: int, *, fits: Fits, plan: Plan) -> None:
+    """Measure half the size that fits: two peaks show what a larger one needs at least."""
+    if low == 0:
+        return
+    half = ladder[_highest(ladder[:low], most=ladder[low].batch_size // 2)]
+    cost = plan.cost(half, "memory", cycles=MEMORY_CYCLES)
+    if plan.affords(cost, phase="A"):
+        fits.weigh(half)
 
 
 def _first_that_fits(

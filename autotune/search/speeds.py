@@ -40,6 +40,10 @@ SURPRISE = 0.97
 """A checkpointed size is surprisingly fast that takes less than this share of its time without
 checkpointing: launches differ by a few percent, and recomputing costs up to a third."""
 
+CLEARLY = 0.98
+"""A switch pays that takes less than this share of the time: single launches differ by 1 to 2 %,
+and what pays less may still be found by a race in phase F."""
+
 PASS_SHARE = 0.6
 """The first pass may use this share of the phase's time; the neighbours have the rest."""
 
@@ -79,6 +83,13 @@ class Speeds:
     def ranked(self) -> list[Config]:
         """Return what was measured, the fastest first."""
         return sorted(self.seconds, key=lambda config: (self.seconds[config], *needs(config)))
+
+    def plainest(self, configs: Iterable[Config]) -> Config:
+        """Return that of some configs which needs least, of those about as fast as the fastest."""
+        configs = list(configs)
+        enough = min(map(self.of, configs)) / CLEARLY
+        near = [config for config in configs if self.of(config) <= enough]
+        return min(near, key=lambda config: (*needs(config), self.of(config)))
 
     @property
     def best_seconds(self) -> float:

@@ -1,15 +1,23 @@
 """Phases B and C: what else changes the step, at the best size; then the other cells, set so too.
 
 What suits one cell may suit another more: a cell that was behind may lead once both are set so, and
-then at another size (METHOD.md B.4, second hold-out).
+then at another size (METHOD.md B.4, second hold-out). And what did not pay in one precision may in
+another, as channels that lie last do.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 
 from autotune.search.speeds import Speeds
 from autotune.search.task import Task
 from autotune.space import Config
+
+SWITCHES = ("cudnn_benchmark", "channels_last", "optimizer_impl")
+"""Knobs of which each value is timed once, at the best size, threads apart."""
+
+_BY_PRECISION = "channels_last"
+"""The switch that may pay in one precision alone (METHOD.md B.4, first hold-out)."""
 
 REACH = 1.5
 """A cell is looked at again whose best size takes at most so many times as long as the best of all
@@ -17,7 +25,9 @@ REACH = 1.5
 
 
 def turn_switches(speeds: Speeds, task: Task) -> Config | None:
-    """Time threads and cuDNN's search at the best size; return the best of all, if there is one.
+    """Time threads and each switch at the best size; return the best of all, if there is one.
+
+    A switch that is not clearly faster stays as it is by default: see `Speeds.plainest`.
 
     Raises:
         BudgetSpent: If nothing more may be launched.
@@ -26,31 +36,54 @@ def turn_switches(speeds: Speeds, task: Task) -> Config | None:
     if not ranked:
         return None
     best = _with_best_threads(speeds, task, ranked[0])
-    for is_on in task.space.choices("cudnn_benchmark"):  # as it is, that is known already
-        speeds.measure(replace(best, cudnn_benchmark=bool(is_on)), phase="B")
-    return speeds.ranked()[0]
+    for knob in SWITCHES:
+        best = speeds.plainest([best, *_turned(speeds, task, best, knob)])
+    return best
+
+
+def _turned(speeds: Speeds, task: Task, config: Config, knob: str) -> list[Config]:
+    """Return a config with each value of a knob, of those that could be timed."""
+    values = task.space.choices(knob)
+    turned = [Config.from_dict(config.to_dict() | {knob: value}) for value in values]
+    return [each for each in turned if speeds.measure(each, phase="B") is not None]
 
 
 def walk_rivals(
-    speeds: Speeds, ladders: Sequence[Sequence[Config]], *, best: Config, reference: Config
+    speeds: Speeds,
+    ladders: Sequence[Sequence[Config]],
+    *,
+    task: Task,
+    best: Config,
+    reference: Config,
 ) -> None:
     """Time the best sizes of all cells within reach as the best is set, and their neighbours.
 
     Args:
         speeds: What was timed; learns.
         ladders: The sizes of each cell, set as the reference is.
+        task: What is asked.
         best: The fastest so far.
         reference: How everything was set so far.
 
     Raises:
         BudgetSpent: If nothing more may be launched.
     """
+    leaders = _leaders_within_reach(speeds, ladders)
+    if task.has_choice(_BY_PRECISION):
+        others = [_set_as(best, leader) for leader in leaders if leader.amp != best.amp]
+        turned = chain.from_iterable(_turned(speeds, task, c, _BY_PRECISION) for c in others)
+        best = min([best, *turned], key=speeds.of)
     if best == _set_as(reference, best):
         return
-    for leader in _leaders_within_reach(speeds, ladders):
+    for leader in leaders:
         speeds.measure(_set_as(best, leader), phase="C")
-    turned = [[_set_as(best, config) for config in ladder] for ladder in ladders]
-    speeds.close_in(turned, phase="C")
+    as_best = [[_set_as(best, config) for config in ladder] for ladder in ladders]
+    speeds.close_in(as_best, phase="C")
+
+
+def without_switches(config: Config) -> Config:
+    """Return a config whose layout and optimizer are as by default."""
+    return replace(config, channels_last=False, optimizer_impl="default")
 
 
 def _leaders_within_reach(speeds: Speeds, ladders: Sequence[Sequence[Config]]) -> list[Config]:
@@ -61,8 +94,9 @@ def _leaders_within_reach(speeds: Speeds, ladders: Sequence[Sequence[Config]]) -
 
 
 def _set_as(model: Config, config: Config) -> Config:
-    """Return a config with the threads and cuDNN's search of another."""
-    return replace(config, threads=model.threads, cudnn_benchmark=model.cudnn_benchmark)
+    """Return a config with the threads and the switches of another."""
+    own = {knob: getattr(model, knob) for knob in ("threads", *SWITCHES)}
+    return Config.from_dict(config.to_dict() | own)
 
 
 def _with_best_threads(speeds: Speeds, task: Task, best: Config) -> Config:

@@ -14,6 +14,7 @@ from autotune.step.batch import count_samples
 from autotune.step.checkpointing import blocks_named, checkpointed, find_blocks
 from autotune.step.loss import LossFn
 from autotune.step.make import make_stepper, with_loss
+from autotune.step.variants import channels_last, stepping
 from autotune.step.window import Stepper, windows
 
 
@@ -58,7 +59,8 @@ def apply(
     """Set the process to a config for the length of a `with`, then put its settings back.
 
     What training itself changes (weights, optimizer state) stays changed; threads,
-    `cudnn.benchmark`, checkpointing and the model's training mode are as before.
+    `cudnn.benchmark`, checkpointing, the layout of weights, the optimizer's flags and the model's
+    training mode are as before.
 
     Args:
         config: A config, or knob → value as `config.json` holds it.
@@ -72,16 +74,23 @@ def apply(
         A `Step`: called with a window of batches it makes one optimizer step.
 
     Raises:
-        WorkloadInvalid: If the model has no parameter that requires a gradient.
+        WorkloadInvalid: If the model has no parameter that requires a gradient, or the optimizer
+            cannot step as the config says.
     """
     wanted = config if isinstance(config, Config) else Config.from_dict(config)
     device = device_of(model)
     stepper = make_stepper(
-        model, optimizer, device=device, amp=wanted.amp, loss_fn=loss_fn, count=count
+        model,
+        optimizer,
+        device=device,
+        amp=wanted.amp,
+        loss_fn=loss_fn,
+        count=count,
+        channels_last=wanted.channels_last,
     )
     modes = [(module, module.training) for module in model.modules()]
     blocks = blocks_of(model, wanted, named=checkpoint_blocks)
-    with settings(wanted, device), checkpointed(model, blocks):
+    with settings(wanted, device), checkpointed(model, blocks), varied(stepper, wanted):
         model.train()
         try:
             yield Step(wanted, stepper)
@@ -127,6 +136,21 @@ def device_of(model: nn.Module) -> torch.device:
         f"a model needs a parameter that requires a gradient, but {type(model).__name__} has none",
         hint="unfreeze what is to be trained: parameter.requires_grad_(True)",
     )
+
+
+@contextmanager
+def varied(stepper: Stepper, config: Config) -> Iterator[None]:
+    """Have weights lie and the optimizer step as a config says; put both back on exit.
+
+    Raises:
+        WorkloadInvalid: If the optimizer cannot.
+    """
+    model, optimizer = stepper.model, stepper.optimizer
+    with (
+        channels_last(model, optimizer=optimizer, is_on=config.channels_last),
+        stepping(optimizer, config.optimizer_impl),
+    ):
+        yield
 
 
 @contextmanager

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+from autotune.step.kernels import put
+
 
 class BatchUnclear(ValueError):
     """The number of samples in a batch cannot be told from its form."""
@@ -37,6 +39,15 @@ def _ask_to_move(batch: Any, device: torch.device) -> Any:
     except TypeError:  # a `to` that takes a device and no more
         moved = batch.to(device)
     return batch if moved is None else moved
+
+
+def images_to_device(batch: Any, device: torch.device) -> Any:
+    """Return the same, with the tensors of four dimensions that are seen in it channels last."""
+    return _laid_out(to_device(batch, device))
+
+
+def _laid_out(batch: Any) -> Any:
+    return put(batch, batch.device) if isinstance(batch, Tensor) else map_parts(batch, _laid_out)
 
 
 def nesting_of(batch: Any, *, is_kept: bool) -> str:

@@ -21,9 +21,8 @@ class CountingStepper(Stepper):
 
     def accumulate(self, window: Sequence[Any]) -> Tensor:
         """Add the gradients of the window's loss: a mean weighs its samples, a sum its count."""
-        weights, counts = [*map(self.weigh, window)], list[Tensor]()
+        weights, counts = [*map(self.weigh, window)], list[Tensor]()  # no mean is over nothing
         total = torch.zeros((), device=self.device)
-        # a mean over no sample is not a number
         for batch, weight in compress(zip(window, weights, strict=True), weights):
             loss = self.loss(batch)
             if isinstance(loss, tuple):

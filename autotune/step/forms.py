@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from autotune.step.kernels import put
+
 Model = Callable[..., Any]
 """A module, or what can be called as one."""
 
@@ -91,6 +93,16 @@ def move_parts(batch: Any, device: torch.device) -> Any:
 def move_tensor(batch: Any, device: torch.device) -> Any:
     """Return a tensor on the device."""
     return batch.to(device, non_blocking=True)
+
+
+def move_dict_of_images(batch: Any, device: torch.device) -> Any:
+    """Return a dict of tensors on the device, images with their channels last."""
+    return {k: put(v, device) for k, v in batch.items()}
+
+
+def move_parts_of_images(batch: Any, device: torch.device) -> Any:
+    """Return a list or a tuple of tensors on the device, images with their channels last."""
+    return type(batch)(put(v, device) for v in batch)
 
 
 def count_dict(batch: Any) -> int:

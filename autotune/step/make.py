@@ -1,7 +1,7 @@
 """The step that a config calls for: the written loop's own, checked as it goes."""
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-from autotune.step.batch import count_samples, to_device
+from autotune.step.batch import count_samples, images_to_device, to_device
 from autotune.step.counting import CountingStepper
 from autotune.step.loss import LossFn, checked, default_loss, default_weight
 from autotune.step.precision import INIT_SCALE, autocast, make_scaler
@@ -25,6 +25,7 @@ def make_stepper(
     amp: str = "off",
     loss_fn: LossFn | None = None,
     count: Callable[[Any], int] = count_samples,
+    channels_last: bool = False,
 ) -> Stepper:
     """Return what makes the optimizer steps of a run.
 
@@ -35,6 +36,7 @@ def make_stepper(
         amp: `off`, `bf16` or `fp16`.
         loss_fn: The user's; None takes `default_loss`.
         count: Samples in a batch.
+        channels_last: Whether images have their channels last.
     """
     kind = CountingStepper if loss_fn else Stepper
     stepper = kind(
@@ -45,7 +47,7 @@ def make_stepper(
         loss_fn=checked(loss_fn) if loss_fn else default_loss,
         weigh=count if loss_fn else lambda batch: default_weight(model, batch, count(batch)),
         count=count,
-        move=to_device,
+        move=images_to_device if channels_last else to_device,
     )
     return in_precision(stepper, amp)
 
@@ -66,6 +68,11 @@ def in_precision(stepper: Stepper, amp: str, *, init_scale: float = INIT_SCALE) 
     scaler = make_scaler(stepper.device, init_scale=init_scale)
     parts |= {"scaler": scaler, "backward": _scaled(scaler)}
     return (ScalingCountingStepper if is_counting else ScalingStepper)(**parts)
+
+
+def in_layout(stepper: Stepper, *, channels_last: bool) -> Stepper:
+    """Return a stepper of the same parts whose images have their channels last, or have not."""
+    return replace(stepper, move=images_to_device if channels_last else to_device)
 
 
 def with_loss(stepper: Stepper, loss_fn: LossFn) -> Stepper:

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autotune.step.kernels import put
+
 
 def to_device(batch: Any, device: torch.device) -> Any:
     """Return the batch with its tensors on the device; copies from pinned memory do not block."""
@@ -19,6 +21,17 @@ def to_device(batch: Any, device: torch.device) -> Any:
         return {key: to_device(part, device) for key, part in batch.items()}
     if isinstance(batch, list | tuple):
         return type(batch)(to_device(part, device) for part in batch)
+    return batch
+
+
+def images_to_device(batch: Any, device: torch.device) -> Any:
+    """Return the batch with its tensors on the device, those of four dimensions channels last."""
+    if isinstance(batch, Tensor):
+        return put(batch, device)
+    if isinstance(batch, Mapping):
+        return {key: images_to_device(part, device) for key, part in batch.items()}
+    if isinstance(batch, list | tuple):
+        return type(batch)(images_to_device(part, device) for part in batch)
     return batch
 
 

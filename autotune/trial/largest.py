@@ -9,7 +9,7 @@ from itertools import cycle, islice
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from autotune.errors import WorkloadInvalid
 from autotune.step.batch import tensors_in
@@ -129,6 +129,18 @@ def collate(loader: Any, indices: Sequence[int], *, count: int) -> Any:
     """
     wanted = islice(cycle(indices), min(count, len(loader.dataset)))
     return loader.collate_fn([loader.dataset[index] for index in wanted])
+
+
+def last_batch(loader: Any) -> Any:
+    """Return a batch as short as the last one of an epoch; None where no batch is shorter.
+
+    Of the first samples: what is looked at is their number. None, too, where the loader draws its
+    batches by rules of its own.
+    """
+    if not is_scannable(loader) or type(loader.batch_sampler) is not BatchSampler:
+        return None
+    count = 0 if loader.drop_last else len(loader.sampler) % loader.batch_size
+    return collate(loader, range(count), count=count) if count else None
 
 
 def first_batches(loader: Iterable[Any], count: int, *, most_bytes: int | None = None) -> list[Any]:

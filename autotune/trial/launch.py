@@ -48,7 +48,7 @@ def attempt(workload: Workload, device: Device, request: Request) -> Report:
     deadline = time.monotonic() + request.time_limit_seconds * PATIENCE
     bench: Bench | None = None
     outcome: Outcome = Crashed(reason="the launch did not start")
-    with _Boundary() as boundary:
+    with Boundary() as boundary:
         seed_everything(MODEL_SEED)
         with settings(request.config, device.torch_device):
             bench = _prepare(workload, device, request, deadline=deadline)
@@ -76,7 +76,7 @@ def reading() -> Iterator[None]:
         AutotuneError: Under its own type if it is deliberate; else a `WorkloadInvalid` that
             shows the user's own traceback.
     """
-    with _Boundary() as boundary:
+    with Boundary() as boundary:
         yield
     failure = boundary.failure
     if isinstance(failure, AutotuneError):
@@ -88,7 +88,7 @@ def reading() -> Iterator[None]:
         ) from failure
 
 
-class _Boundary:
+class Boundary:
     """The trial boundary: keeps the exception that ends its context; whoever opens it decides."""
 
     def __init__(self) -> None:
@@ -116,6 +116,7 @@ def _prepare(workload: Workload, device: Device, request: Request, *, deadline: 
         amp=request.config.amp,
         loss_fn=workload.loss_fn,
         count=workload.batch_size_fn or count_samples,
+        channels_last=request.config.channels_last,
     )
     return Bench(
         workload=workload, device=device, request=request, stepper=stepper, deadline=deadline

@@ -14,11 +14,12 @@ import torch
 from autotune.device.base import Device, Meter
 from autotune.outcome import Measured, Measurement, Outcome, Purpose, Request
 from autotune.space import Config
-from autotune.step.apply import blocks_of
+from autotune.step.apply import blocks_of, varied
 from autotune.step.batch import tensors_in
 from autotune.step.checkpointing import checkpointed
-from autotune.step.make import in_precision
+from autotune.step.make import in_layout, in_precision
 from autotune.step.window import Stepper, windows
+from autotune.trial.fingerprint import dataset_length
 from autotune.trial.guard import PIECES, check
 from autotune.trial.largest import (
     BATCHES_SEEN,
@@ -26,6 +27,7 @@ from autotune.trial.largest import (
     collate,
     first_batches,
     is_scannable,
+    last_batch,
 )
 from autotune.trial.measure import (
     Cycle,
@@ -93,14 +95,18 @@ class Bench:
         return self.request.config
 
     def run(self) -> Outcome:
-        """Do what the request's purpose asks for, checkpointed as its config says.
+        """Do what the request's purpose asks for, the model and the optimizer as its config says.
 
         Raises:
-            WorkloadInvalid: If a block that the user named is not in the model.
+            WorkloadInvalid: If a block that the user named is not in the model, or the optimizer
+                cannot step so.
         """
-        is_compared = self.request.purpose == "check"  # which checkpoints for itself
-        with checkpointed(self.stepper.model, () if is_compared else self.blocks(self.config)):
-            return _PASSES[self.request.purpose](self)
+        run = _PASSES[self.request.purpose]
+        if self.request.purpose == "check":  # which does so for what it compares
+            return run(self)
+        blocks = self.blocks(self.config)
+        with checkpointed(self.stepper.model, blocks), varied(self.stepper, self.config):
+            return run(self)
 
     def blocks(self, config: Config) -> list[str]:
         """Return the modules that a config checkpoints."""
@@ -124,10 +130,11 @@ class Bench:
             Unusable: If the loader gave another batch size than it was asked for.
             WorkloadInvalid: If it gave nothing.
         """
-        batches = first_batches(self.loader(workers=0), max(count, 2), most_bytes=most_bytes)
+        loader = self.loader(workers=0)
+        batches = first_batches(loader, max(count, 2), most_bytes=most_bytes)
         found, wanted = self.stepper.count(batches[0]), self.config.batch_size
-        is_whole_epoch = len(batches) == 1  # the data set is smaller than the batch
-        if found > wanted or (found < wanted and not is_whole_epoch):
+        is_all_there_is = found < wanted and found == dataset_length(loader)
+        if found != wanted and not is_all_there_is:
             raise Unusable(f"the loader gave {found} samples, not {wanted}")
         return batches[:count]
 
@@ -147,14 +154,17 @@ def _watch_memory(bench: Bench) -> Outcome:
 
 
 def _verify(bench: Bench) -> Outcome:
-    """Two whole cycles on the largest batch known, and an evaluation batch (DESIGN 8.1)."""
+    """Two whole cycles on the largest batch known, a last short one, evaluation (DESIGN 8.1)."""
     batch = bench.largest_batch()
     evaluation = _evaluation_batches(bench)
+    short = last_batch(bench.loader(workers=0))
 
     def step() -> None:
         loss = bench.stepper([batch] * bench.config.accumulation_steps)
         if not torch.isfinite(loss):
             raise Unusable("the loss is not finite")
+        if short is not None:
+            bench.stepper([short])
         bench.stepper.evaluate(evaluation)
         bench.stepper.model.train()
 
@@ -307,7 +317,7 @@ def _check_numerics(bench: Bench) -> Outcome:
     size = max(min(config.batch_size, baseline.batch_size), PIECES)  # one sample is not cut
     loader = bench.workload.build_loader(replace(config.with_workers(0), batch_size=size))
     window = first_batches(loader, 2 * PIECES)
-    stepper = in_precision(bench.stepper, baseline.amp)
+    stepper = in_layout(in_precision(bench.stepper, baseline.amp), channels_last=False)
     blocks = [*bench.blocks(config), *bench.blocks(baseline)]
     return check(stepper, window, config=config, baseline=baseline, blocks=blocks)
 

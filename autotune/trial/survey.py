@@ -16,9 +16,17 @@ from autotune.step.apply import blocks_of
 from autotune.step.batch import BatchUnclear, count_samples, nesting_of, tensors_in
 from autotune.step.checkpointing import holds_buffers, uses_cache
 from autotune.step.loss import form_of, weight_of
+from autotune.step.variants import (
+    IMAGE_DIMENSIONS,
+    VOLUME_DIMENSIONS,
+    are_channels_last,
+    is_fused,
+    other_ways,
+)
 from autotune.trial.fingerprint import dataset_length, fingerprint
 from autotune.trial.largest import Scan, batch_bytes, collate, find_largest, first_batches
 from autotune.trial.passes import seed_everything
+from autotune.trial.streams import repeats_by_worker
 from autotune.workload import Workload, accepted_settings
 
 BATCHES_READ = 3
@@ -37,13 +45,13 @@ def survey(workload: Workload, device: Device, *, scan_seconds: float) -> Survey
         WorkloadInvalid: If the model has nothing to train, or the loader gives nothing.
     """
     seed_everything(0)
-    facts = _read(workload, scan_seconds)
+    facts = _read(workload, scan_seconds, device_kind=device.kind)
     return Survey(workload=facts, device=device.facts(), overhead_bytes=device.process_bytes())
 
 
-def _read(workload: Workload, scan_seconds: float) -> WorkloadFacts:
+def _read(workload: Workload, scan_seconds: float, *, device_kind: str) -> WorkloadFacts:
     model = workload.build_model(torch.device("cpu"))
-    workload.build_optimizer(model)
+    optimizer = workload.build_optimizer(model)
     loader = _read_loader(workload)
     batches = first_batches(loader, BATCHES_READ)
     scan = find_largest(loader, seconds=scan_seconds)
@@ -60,6 +68,7 @@ def _read(workload: Workload, scan_seconds: float) -> WorkloadFacts:
         weight="samples" if workload.loss_fn else weight_of(model, batches[0]),
         nesting=nesting_of(batches[0], is_kept=workload.loss_fn is not None),
         is_map_style=_is_map_style(loader),
+        repeats_by_worker=repeats_by_worker(workload, loader),
         functions=tuple(name for name in _FUNCTIONS if _is_given(workload, name)),
         eval_loader_settings=accepted_settings(workload.eval_loader_fn or workload.loader_fn),
         uses_cache=uses_cache(model),
@@ -72,10 +81,16 @@ def _read(workload: Workload, scan_seconds: float) -> WorkloadFacts:
         scanned_samples=scan.samples,
         options=_plain_options(workload.options),
         fingerprint=fingerprint(workload, model, batches[0], loader),
-        parameter_bytes=sum(_bytes(item) for item in (*model.parameters(), *model.buffers())),
+        parameter_bytes=sum(map(_bytes, _tensors(model))),
         trainable_parameters=sum(item.numel() for item in model.parameters() if item.requires_grad),
         has_convolutions=_has(model, nn.modules.conv._ConvNd),  # noqa: SLF001  # their base
         has_batch_norm=_has(model, nn.modules.batchnorm._BatchNorm),  # noqa: SLF001  # their base
+        has_image_batches=any(map(_is_image, tensors_in(batches[0]))),
+        has_volumes=any(item.dim() == VOLUME_DIMENSIONS for item in _tensors(model)),
+        is_channels_last=are_channels_last(model),
+        optimizer=type(optimizer).__name__,
+        optimizer_impls=other_ways(model, optimizer, device_kind=device_kind),
+        is_optimizer_fused=is_fused(optimizer),
     )
 
 
@@ -87,6 +102,14 @@ def _read_loader(workload: Workload) -> Iterable[Any]:
     if length is not None and 0 < length < size:
         loader = workload.build_loader(Config(batch_size=largest_power_of_two(length)))
     return loader
+
+
+def _tensors(model: nn.Module) -> list[Tensor]:
+    return [*model.parameters(), *model.buffers()]
+
+
+def _is_image(tensor: Tensor) -> bool:
+    return tensor.dim() == IMAGE_DIMENSIONS and tensor.is_floating_point()
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -34,6 +34,7 @@ SURFACE = {
     "--knob",
     "--memory",
     "--out",
+    "--plan",
     "--quiet",
     "--seed",
     "--storage",
@@ -48,7 +49,6 @@ NOT_BUILT_YET = (
     "--engine=ray",
     "--export=lightning",
     "--gpus=2",
-    "--plan=16GiB",
     "--planned-samples=9",
     "--self-test",
 )

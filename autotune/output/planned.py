@@ -1,0 +1,246 @@
+"""What would fit in memories of given sizes, as a record, as JSON, and in words."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.memory.forecast import CUDA_MARGIN, HIDDEN_MARGIN, Cell, Estimate
+from autotune.memory.trace import Category, Phase
+from autotune.units import format_bytes
+
+SCHEMA_VERSION = 1
+
+LARGE_SHARE = 0.4
+"""Of a peak; a part as large as this is worth a word of advice."""
+
+SHOWN_SHARE = 0.02
+"""Parts below this share of a peak are not shown."""
+
+_PARTS = {
+    Category.PARAMETERS: "parameters",
+    Category.GRADIENTS: "gradients",
+    Category.OPTIMIZER_STATE: "optimizer state",
+    Category.ACTIVATIONS: "activations",
+    Category.TEMPORARIES: "temporaries",
+    Category.INPUTS: "inputs",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedCell:
+    """What would fit of one cell.
+
+    Args:
+        cell: Precision and checkpointing.
+        batch_size: The largest that is sure to fit; 0 where none is.
+        estimate: Its peak, or that of a single sample where none fits; None where not known.
+        reason: Why nothing is known; empty where something is.
+        is_whole_data: Whether it is the whole data set, and more would fit.
+    """
+
+    cell: Cell
+    batch_size: int = 0
+    estimate: Estimate | None = None
+    reason: str = ""
+    is_whole_data: bool = False
+
+    @property
+    def name(self) -> str:
+        """The cell in words: `"bf16, checkpointed"`."""
+        return self.cell.config().describe().removeprefix("batch 1, ")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the cell as JSON takes it."""
+        return {
+            "amp": self.cell.amp,
+            "checkpointing": self.cell.checkpointing,
+            "batch_size": self.batch_size or None,
+            "reason": self.reason or None,
+            "predicted": None if self.estimate is None else _estimate(self.estimate),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedSize:
+    """What would fit in one memory.
+
+    Args:
+        limit_bytes: Its size.
+        cells: What would fit of each cell.
+    """
+
+    limit_bytes: int
+    cells: tuple[PlannedCell, ...]
+
+    @property
+    def best(self) -> PlannedCell | None:
+        """The cell of the largest batch; None where nothing fits."""
+        fitting = [each for each in self.cells if each.batch_size]
+        return max(fitting, key=lambda each: each.batch_size, default=None)
+
+    def advice(self) -> tuple[str, ...]:
+        """Return what to change to fit more, one sentence each."""
+        return tuple(_advice(self))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What would fit where: predicted, nothing was run.
+
+    Args:
+        device_kind: `"cpu"` or `"cuda"`.
+        sizes: One memory each.
+        batch: One line that describes the batches.
+    """
+
+    device_kind: str
+    sizes: tuple[PlannedSize, ...]
+    batch: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as JSON takes it."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "device": self.device_kind,
+            "batch": self.batch,
+            "is_approximate": self.device_kind != "cpu",
+            "sizes": [
+                {
+                    "limit_bytes": size.limit_bytes,
+                    "cells": [each.to_dict() for each in size.cells],
+                    "advice": list(size.advice()),
+                }
+                for size in self.sizes
+            ],
+        }
+
+    def words(self) -> str:
+        """Return the plan as a terminal shows it."""
+        return "\n".join(_lines(self))
+
+    def __str__(self) -> str:
+        return self.words()
+
+
+def _estimate(estimate: Estimate) -> dict[str, Any]:
+    instant = estimate.instant
+    return {
+        "peak_bytes": estimate.peak_bytes,
+        "margin": estimate.margin,
+        "tensor_bytes": instant.peak_bytes,
+        "phase": str(instant.phase),
+        "by_category": {str(category): count for category, count in instant.by_category.items()},
+        "largest_activations": dict(instant.by_owner),
+        "is_traced": estimate.is_traced,
+    }
+
+
+def _lines(plan: Plan) -> Iterator[str]:
+    yield f"What would fit, on {_DEVICES[plan.device_kind]}; predicted, no step was run."
+    if plan.batch:
+        yield f"Batches, of the largest samples found: {plan.batch}"
+    names = [each.name for size in plan.sizes for each in size.cells]
+    width = max(map(len, names), default=0)
+    for size in plan.sizes:
+        yield ""
+        yield format_bytes(size.limit_bytes)
+        for each in size.cells:
+            yield f"  {each.name:<{width}}  {_cell_words(each)}"
+        for sentence in size.advice():
+            yield f"  → {sentence}"
+    yield ""
+    yield from _margin_words(plan)
+
+
+_DEVICES = {
+    "cpu": "a CPU (a limit on live tensors)",
+    "cuda": "a GPU (a limit on all it holds; approximate)",
+}
+
+
+def _cell_words(each: PlannedCell) -> str:
+    if each.estimate is None:
+        return f"not known: {each.reason}"
+    needs = f"{format_bytes(each.estimate.peak_bytes)} + {each.estimate.margin:.0%}"
+    peak = f"{needs:<16}  peak in {each.estimate.instant.phase}: {_parts_words(each.estimate)}"
+    if not each.batch_size:
+        return f"does not fit     1 sample needs {peak}"
+    whole = ", all data" if each.is_whole_data else ""
+    return f"{f'batch {each.batch_size:,}{whole}':<15}  {peak}"
+
+
+def _parts_words(estimate: Estimate) -> str:
+    instant = estimate.instant
+    shares = {
+        name: instant.by_category[category] / max(instant.peak_bytes, 1)
+        for category, name in _PARTS.items()
+    }
+    shown = sorted(shares.items(), key=lambda item: -item[1])
+    return ", ".join(f"{name} {share:.0%}" for name, share in shown if share >= SHOWN_SHARE)
+
+
+def _advice(size: PlannedSize) -> Iterator[str]:
+    best, known = size.best, [each for each in size.cells if each.estimate is not None]
+    if not known:
+        return
+    if best is None:
+        yield _largest_part(min(known, key=_need))
+        return
+    plain = known[0]
+    if not plain.batch_size:
+        yield f"{best.name} fits, {plain.name} does not"
+    elif best.batch_size > plain.batch_size:
+        times = best.batch_size / plain.batch_size
+        yield f"{best.name} takes {times:.1f} times the batch of {plain.name}"
+    yield from _bound(best)
+
+
+def _need(each: PlannedCell) -> int:
+    return each.estimate.high_bytes if each.estimate else 0
+
+
+def _largest_part(each: PlannedCell) -> str:
+    """Return what is largest of a peak, and what makes it smaller."""
+    if each.estimate is None:
+        return each.reason
+    parts = each.estimate.instant.by_category
+    largest = max(parts, key=lambda category: parts[category])
+    share = parts[largest] / max(each.estimate.instant.peak_bytes, 1)
+    return f"{share:.0%} of what {each.name} needs goes to {_PARTS[largest]}: {_REMEDIES[largest]}"
+
+
+_REMEDIES = {
+    Category.PARAMETERS: "a smaller model, or one whose parameters are frozen or shared out",
+    Category.GRADIENTS: "freeze a part of the model",
+    Category.OPTIMIZER_STATE: "an optimizer with less state, such as SGD or Adafactor",
+    Category.ACTIVATIONS: "shorter samples, or checkpoint_blocks that name larger blocks",
+    Category.TEMPORARIES: "shorter samples, or smaller outputs, which most of it is made of",
+    Category.INPUTS: "shorter samples",
+}
+
+
+def _bound(best: PlannedCell) -> Iterator[str]:
+    """Yield what holds back the largest batch, where it is not what a batch adds."""
+    if best.estimate is None or best.is_whole_data:
+        return
+    instant = best.estimate.instant
+    state = instant.by_category[Category.OPTIMIZER_STATE] / max(instant.peak_bytes, 1)
+    if instant.phase is Phase.OPTIMIZER:
+        yield (
+            f"the peak of {best.name} is the optimizer's step, whatever the batch size: "
+            "fused=True spares its temporaries"
+        )
+    if state >= LARGE_SHARE or instant.phase is not Phase.OPTIMIZER:
+        yield _largest_part(best)
+
+
+def _margin_words(plan: Plan) -> Iterator[str]:
+    margins = {each.estimate.margin for size in plan.sizes for each in size.cells if each.estimate}
+    yield "A batch fits if its peak and a margin do: what a prediction may be short of the truth."
+    if plan.device_kind == "cuda":
+        yield (
+            f"Traced as on a CPU, with the allocator simulated: hence {CUDA_MARGIN:.0%}, and half "
+            "a GiB for CUDA itself."
+        )
+    if HIDDEN_MARGIN in margins:
+        yield f"Recurrent layers have a workspace that cannot be seen: hence {HIDDEN_MARGIN:.0%}."

@@ -1,0 +1,1 @@
+"""A training step run on tensors that have shapes and no data."""
