@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD
-from torchvision import models
+from torchvision.models import resnet18
 from workloads import quick_launches
 
 from autotune.outcome import Invalid, Measured
@@ -568,7 +568,7 @@ def test_another_layout_is_held_to_the_same_gradients(*, is_on: bool, amp: str) 
 def test_what_rounding_makes_of_a_resnet_is_no_fault_of_a_layout() -> None:
     """Its gradients differ by more than 0.1 %: where a ReLU changes sides they jump."""
     torch.manual_seed(1)
-    model = models.resnet18(num_classes=5)
+    model = resnet18(num_classes=5)
     window = [(torch.randn(4, 3, 64, 64), torch.arange(4)) for _ in range(2)]
     stepper = stepper_of(model)
 

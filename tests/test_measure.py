@@ -182,12 +182,24 @@ def test_even_cycles_are_told_by_their_median() -> None:
     """One stall does not move it."""
     cycles = [cycle_of(seconds) for seconds in (1.0, 1.0, 9.0)]
 
-    measured = summarise(cycles, Config(batch_size=2, accumulation_steps=2))
+    measured = summarise(
+        cycles, Config(batch_size=2, accumulation_steps=2).with_workers(2), has_queue=False
+    )
 
     assert measured.samples_per_second == 4.0
     assert measured.optimizer_step_seconds == 1.0
     assert measured.step_seconds == 0.5
     assert measured.samples_per_optimizer_step == 4
+
+
+def test_bursts_are_evened_out_in_blocks() -> None:
+    """Two workers give two batches at a time; one stall of three such pairs moves nothing."""
+    seconds = (0.1, 0.9, 0.1, 0.9, 5.0, 0.9)
+    config = Config(batch_size=4).with_workers(2)
+
+    measured = summarise([cycle_of(each) for each in seconds], config, has_queue=True)
+
+    assert measured.optimizer_step_seconds == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +213,8 @@ def test_even_cycles_are_told_by_their_median() -> None:
 )
 def test_uneven_cycles_are_told_by_their_total(cycles: list[Cycle], workers: int) -> None:
     """Ten samples in four seconds, or six in 2.4, in whatever portions they come."""
-    measured = summarise(cycles, Config(batch_size=4).with_workers(workers))
+    config = Config(batch_size=4).with_workers(workers)
+    measured = summarise(cycles, config, has_queue=workers > 0)
 
     assert measured.samples_per_second == pytest.approx(2.5)
     assert measured.step_seconds == pytest.approx(4 / 2.5)
@@ -218,7 +231,8 @@ def test_a_rate_lies_between_those_of_the_cycles(
     """And the share of waiting is one."""
     cycles = [cycle_of(each, wait=each * share) for each in seconds]
 
-    measured = summarise(cycles, Config(batch_size=4).with_workers(workers))
+    config = Config(batch_size=4).with_workers(workers)
+    measured = summarise(cycles, config, has_queue=workers > 0)
 
     rates = [4 / each for each in seconds]
     assert measured.samples_per_second is not None

@@ -4,7 +4,7 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.abc import ExecutionLoader
 from importlib.util import module_from_spec, spec_from_loader
@@ -93,6 +93,7 @@ def render_loop(summary: Summary, *, out_folder: str | Path) -> str:
         "device": _literal(summary.device.kind),
         **_workload_view(facts),
         **_step_view(facts, summary.config),
+        **_kernel_view(facts, summary.config),
     }
     alone = render("train.py.jinja", code="", **view)
     names = [*EMITTED, "batch" if facts.nesting == "other" else "plain"]
@@ -137,9 +138,14 @@ def as_before(model: "nn.Module") -> Iterator[None]:
                 vars(part)["forward"] = forward
         for each, use_cache in caches:
             each.use_cache = use_cache
-        for name, item in _tensors(model):
-            if item.stride() != layouts[name]:
-                item.data = item.new_empty_strided(item.shape, layouts[name]).copy_(item.data)
+        _lay_back(model, layouts)
+
+
+def _lay_back(model: "nn.Module", layouts: Mapping[str, tuple[int, ...]]) -> None:
+    """Have weights and buffers lie in memory as they did."""
+    for name, item in _tensors(model):
+        if item.stride() != layouts[name]:
+            item.data = item.new_empty_strided(item.shape, layouts[name]).copy_(item.data)
 
 
 def _tensors(model: "nn.Module") -> "Iterator[tuple[str, Tensor]]":
@@ -180,9 +186,7 @@ def _workload_view(facts: WorkloadFacts) -> dict[str, Any]:
 def _step_view(facts: WorkloadFacts, config: Config) -> dict[str, Any]:
     """Return what the template shows of the step: the parts that its config calls for."""
     dtype = _DTYPES.get(config.amp)
-    move, count = NESTINGS[facts.nesting]
-    move = OF_IMAGES[move] if config.channels_last else move
-    way = "" if config.optimizer_impl == "default" else config.optimizer_impl
+    _, count = NESTINGS[facts.nesting]
     count = "batch_size_fn" if "batch_size_fn" in facts.functions else count
     return {
         "is_fp16": config.amp == "fp16",
@@ -190,16 +194,24 @@ def _step_view(facts: WorkloadFacts, config: Config) -> dict[str, Any]:
         "loss": _inline(LOSSES[facts.loss]),
         "weigh": _inline(WEIGHTS.get(facts.weight, count)),
         "count": _inline(count),
-        "move": _inline(move),
         "blocks": _block_names(facts.blocks) if config.checkpointing != "off" else "",
         "forward": _forward("recomputed_once" if facts.has_block_buffers else "recomputed"),
         "uses_cache": facts.uses_cache,
         "sets_threads": config.threads is not None,
-        "is_channels_last": config.channels_last,
-        "way": _literal(way) if way else "",
-        "is_fused": way == "fused"
-        or (not way and config.channels_last and facts.is_optimizer_fused),
         "resumed_words": "; what loader workers draw differs" if config.num_workers else "",
+    }
+
+
+def _kernel_view(facts: WorkloadFacts, config: Config) -> dict[str, Any]:
+    """Return what the template shows of the layout and of the optimizer."""
+    move, _ = NESTINGS[facts.nesting]
+    is_own = config.optimizer_impl == "default"
+    is_laid_by_own = is_own and config.channels_last and facts.is_optimizer_fused
+    return {
+        "move": _inline(OF_IMAGES[move] if config.channels_last else move),
+        "is_channels_last": config.channels_last,
+        "way": "" if is_own else _literal(config.optimizer_impl),
+        "is_fused": config.optimizer_impl == "fused" or is_laid_by_own,
     }
 
 

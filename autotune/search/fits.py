@@ -23,6 +23,9 @@ Fit = Literal["fits", "over", "doomed", "unknown"]
 ROUNDING_BYTES = 32 * 2**20
 """Reserved bytes grow in segments of 2 and 20 MiB, so that they are convex only so far."""
 
+KIN_MARGIN = 1.03
+"""So far over the limit a size has to be with plain kernels before it is left out with others."""
+
 
 def cell_of(config: Config) -> Cell:
     """Return the cell of a config."""
@@ -104,9 +107,20 @@ class Fits:
         law, split = self.law(config), split_of(config)
         if self._is_doomed(config):
             return "doomed"
-        if law.must_be_over(self._task.limit_bytes, split):
+        if law.must_be_over(self._task.limit_bytes, split) or self._is_over_in_kin(config):
             return "over"
         return "fits" if law.surely_fits(self._task.limit_bytes, split) else "unknown"
+
+    def _is_over_in_kin(self, config: Config) -> bool:
+        """Whether a config is surely over with its layout, kernels and optimizer left as they are.
+
+        These change what a step needs by a little; cuDNN's search only adds to it.
+        """
+        plain = replace(
+            config, cudnn_benchmark=False, channels_last=False, optimizer_impl="default"
+        )
+        own = self.law(plain).lower_bytes(split_of(plain))
+        return plain != config and own > KIN_MARGIN * self._task.limit_bytes
 
     def _is_doomed(self, config: Config) -> bool:
         return config in self._broken or config.batch_size >= self._deadly_from(config)

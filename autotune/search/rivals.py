@@ -113,6 +113,8 @@ def best_workers(known: Knowledge, size: Config) -> Config:
     """Return a size with the fewest workers that are predicted to be as good as any."""
     space = known.task.space
     size = space.with_allowed_knobs(size)
+    if known.task.has_choice("pin_memory"):  # nearly always better; the race has one without
+        size = replace(size, pin_memory=True)
     options = [space.with_workers(size, count) for count in known.loading.sound_counts]
     options = [option for option in options if space.has_room(option)]
     return _first_as_good(known, options) if options else _with_any_workers(known, size)

@@ -1,6 +1,6 @@
 """Layout and optimizer set as a config says for the length of a `with`, then put back."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -95,26 +95,35 @@ def stepping(optimizer: Optimizer, name: str) -> Iterator[None]:
     if name == "default":
         yield
         return
-    groups: list[dict[str, Any]] = optimizer.param_groups
-    if not all(name in group for group in groups):
+    if not all(name in group for group in optimizer.param_groups):
         raise WorkloadInvalid(
             f"optimizer_impl cannot be {name}: {type(optimizer).__name__} takes no such flag",
             hint='"default" leaves the optimizer as it is',
         )
-    flags = [{way: group[way] for way in WAYS if way in group} for group in groups]
-    before = {key: vars(optimizer)[key] for key in _OF_FUSED if key in vars(optimizer)}
+    put_back = _remembered(optimizer)
     try:
         step_as(optimizer, name)
         lay_out(optimizer)
         _place_counts(optimizer)
         yield
     finally:
+        put_back()
+        _place_counts(optimizer)
+
+
+def _remembered(optimizer: Optimizer) -> Callable[[], None]:
+    """Return what puts back in which way an optimizer steps now."""
+    flags = [{way: group[way] for way in WAYS if way in group} for group in optimizer.param_groups]
+    attributes = {key: vars(optimizer)[key] for key in _OF_FUSED if key in vars(optimizer)}
+
+    def put_back() -> None:
         for group, own in zip(optimizer.param_groups, flags, strict=False):  # there may be more
             group.update(own)
         for key in _OF_FUSED:
             vars(optimizer).pop(key, None)
-        vars(optimizer).update(before)
-        _place_counts(optimizer)
+        vars(optimizer).update(attributes)
+
+    return put_back
 
 
 def _place_counts(optimizer: Optimizer) -> None:

@@ -15,6 +15,9 @@ from autotune.trial.largest import batch_bytes
 PATIENCE = 0.75
 """Share of a launch's time limit after which it stops timing and answers with what it has."""
 
+LEAST_BLOCKS = 3
+"""With fewer blocks of cycles their median is no better than their mean."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cycle:
@@ -118,18 +121,24 @@ def drain(
     return timed
 
 
-def summarise(cycles: Sequence[Cycle], config: Config) -> Measurement:
+def summarise(cycles: Sequence[Cycle], config: Config, *, has_queue: bool) -> Measurement:
     """Return throughput and times of the cycles.
 
     Cycles of equal work are summed up by their median, which one stall does not move; where
-    lengths vary, or workers give batches in bursts, by their total (METHOD.md B.3).
+    workers give batches in bursts, by the median of blocks that even these out; where lengths vary,
+    or blocks would be short, by their total (METHOD.md B.3 and D.1).
+
+    Args:
+        cycles: What was timed.
+        config: What ran.
+        has_queue: Whether batches came out of workers' queues.
     """
     seconds = sum(cycle.seconds for cycle in cycles)
     samples = sum(cycle.samples for cycle in cycles)
     rate = samples / seconds
-    is_even = len({(cycle.samples, cycle.work_bytes) for cycle in cycles}) == 1
-    if is_even and config.num_workers == 0:
-        rate = cycles[0].samples / statistics.median(cycle.seconds for cycle in cycles)
+    if len({(cycle.samples, cycle.work_bytes) for cycle in cycles}) == 1:
+        blocks = _blocks(cycles, of=_block_length(config) if has_queue else 1)
+        rate = cycles[0].samples / (statistics.median(blocks) if blocks else seconds / len(cycles))
     per_step = config.samples_per_optimizer_step / rate
     return Measurement(
         samples_per_second=rate,
@@ -138,3 +147,15 @@ def summarise(cycles: Sequence[Cycle], config: Config) -> Measurement:
         data_wait_share=sum(cycle.wait_seconds for cycle in cycles) / seconds,
         samples_per_optimizer_step=config.samples_per_optimizer_step,
     )
+
+
+def _block_length(config: Config) -> int:
+    """Return the cycles in which each worker gives a batch at least once."""
+    return -(-config.num_workers // config.accumulation_steps) or 1
+
+
+def _blocks(cycles: Sequence[Cycle], *, of: int) -> list[float]:
+    """Return the mean seconds of a cycle in each block of so many; none if there are few blocks."""
+    starts = range(0, len(cycles) - of + 1, of)
+    means = [statistics.fmean(c.seconds for c in cycles[start : start + of]) for start in starts]
+    return means if of == 1 or len(means) >= LEAST_BLOCKS else []

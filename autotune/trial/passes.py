@@ -285,7 +285,8 @@ def _refuse_thrashing(retries: int, *, steps: int) -> None:
 
 
 def _told(bench: Bench, cycles: list[Cycle]) -> Outcome:
-    measurement = summarise(cycles, bench.config)
+    has_queue = bench.config.num_workers > 0 and bench.request.purpose != "compute"
+    measurement = summarise(cycles, bench.config, has_queue=has_queue)
     return Measured(
         measurement=replace(
             measurement,

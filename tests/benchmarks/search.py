@@ -21,7 +21,7 @@ import random
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -52,6 +52,7 @@ from autotune.search.search import run_search
 from autotune.search.studies import Studies
 from autotune.search.task import Task
 from autotune.space import Config
+from autotune.trial.measure import Cycle, summarise
 
 GIB = 2**30
 NAMES = {
@@ -176,15 +177,33 @@ class LandscapeRunner:
         is_timed = request.purpose in {"compute", "loader", "train"}
         samples = request.config.samples_per_optimizer_step
         peak = int(found.peak_mem * GIB) if request.purpose in {"memory", "verify"} else None
+        seen = _summary(request, found, self.run.ls) if is_timed else Measurement()
         return Measured(
-            measurement=Measurement(
-                samples_per_second=1 / found.sec_per_sample if is_timed else None,
-                step_seconds=found.sec_per_sample * request.config.batch_size if is_timed else None,
+            measurement=replace(
+                seen,
                 peak_bytes=peak,
                 limit_bytes=request.limit_bytes,
                 samples_per_optimizer_step=samples,
             )
         )
+
+
+def _summary(request: Request, found: Any, land: Any) -> Measurement:
+    """Return what the product makes of the micro-steps of a launch, by its own estimator."""
+    config, steps = request.config, request.config.accumulation_steps
+    micro = [float(each) for each in found.step_times]
+    parts = [micro[start : start + steps] for start in range(0, len(micro), steps)]
+    cycles = [
+        Cycle(
+            seconds=sum(part),
+            wait_seconds=0.0,
+            samples=config.samples_per_optimizer_step,
+            work_bytes=number if land.len_cv else 0,  # lengths vary: no cycle is like another
+        )
+        for number, part in enumerate(parts)
+    ]
+    has_queue = config.num_workers > 0 and request.purpose != "compute"
+    return summarise(cycles, config, has_queue=has_queue)
 
 
 def task_of(land: Any, *, seed: int) -> Task:
@@ -223,8 +242,9 @@ def task_of(land: Any, *, seed: int) -> Task:
 
 def settings(land: Any) -> Iterator[dict[str, int]]:
     """Yield every setting of a landscape in what the product tunes."""
+    space = task_of(land, seed=0).space
     choices = {
-        knob: values if is_tuned(knob) else [land.default[knob]]
+        knob: values if len(space.choices(NAMES.get(knob, ""))) > 1 else [land.default[knob]]
         for knob, values in land.space.items()
     }
     return (dict(zip(choices, each, strict=True)) for each in product(*choices.values()))
