@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
-from torchvision.ops import DropBlock2d, StochasticDepth  # type: ignore[import-untyped]
+from torchvision.ops import DropBlock2d, StochasticDepth
 from transformers import BartConfig, BartModel, BertConfig, BertModel, GPT2Config, GPT2Model
 
 from autotune.step.dropout import without_dropout

@@ -206,12 +206,15 @@ def _kernel_view(facts: WorkloadFacts, config: Config) -> dict[str, Any]:
     """Return what the template shows of the layout and of the optimizer."""
     move, _ = NESTINGS[facts.nesting]
     is_own = config.optimizer_impl == "default"
-    is_laid_by_own = is_own and config.channels_last and facts.is_optimizer_fused
+    is_fused = facts.is_optimizer_fused if is_own else config.optimizer_impl == "fused"
+    has_layouts = config.channels_last or facts.is_channels_last or facts.has_convolutions
+    flags = [f"{flag}={flag == config.optimizer_impl}" for flag in ("foreach", "fused")]
     return {
         "move": _inline(OF_IMAGES[move] if config.channels_last else move),
         "is_channels_last": config.channels_last,
         "way": "" if is_own else _literal(config.optimizer_impl),
-        "is_fused": config.optimizer_impl == "fused" or is_laid_by_own,
+        "flags": ", ".join(flags),
+        "is_fused": is_fused and has_layouts,
     }
 
 

@@ -25,6 +25,5 @@ def step_as(optimizer: Optimizer, name: str) -> None:
 def lay_out(optimizer: Optimizer) -> None:
     """Have state lie as its parameters do: fused steps go through memory, whatever lies there."""
     for parameter, kept in optimizer.state.items():
-        alike = [name for name in kept if getattr(kept[name], "shape", None) == parameter.shape]
-        for name in alike:
+        for name in [key for key in kept if getattr(kept[key], "shape", None) == parameter.shape]:
             kept[name] = torch.empty_like(parameter, dtype=kept[name].dtype).copy_(kept[name])

@@ -128,9 +128,8 @@ class Run(Stepper):
         unit = 2**20 if sys.platform == "darwin" else 2**10  # a MiB as the system counts
         resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
         mebibytes = torch.cuda.max_memory_reserved() / 2**20 or resident
-        place = f"epoch {self.epoch + 1}/{self.epochs}  step {self.steps}"
         figures = f"{what} {loss:.4f}  {rate:,.1f} samples/s  {mebibytes:,.0f} MiB"
-        print(f"{place}  {figures}", file=sys.stderr, flush=True)
+        print(f"epoch {self.epoch + 1}/{self.epochs} step {self.steps}  {figures}", file=sys.stderr)
 
     def save(self) -> None:
         """Write the checkpoint beside its place and rename it: it is there whole or not at all."""

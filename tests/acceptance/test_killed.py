@@ -56,6 +56,11 @@ Its answer is known, so that every run comes to a verdict: one batch of 32 beats
 PHASES = ("baseline", "batch, precision", "loader", "race", "verdict")
 """As the progress names them, in the order they come."""
 
+BRIEFLY_SHOWN = ("batch, precision", "verdict")
+"""Phases whose kill each test run shows; the others come with `pytest -m soak`."""
+
+SOAK = pytest.mark.soak
+
 LEFT_BY_A_KILL = {".autotune.lock"}
 """An empty file that holds nobody back; the next run takes it away."""
 
@@ -104,7 +109,12 @@ def kill_group(run: Running) -> None:
     os.killpg(run.process.pid, signal.SIGKILL)
 
 
-@pytest.fixture(scope="module", params=PHASES)
+@pytest.fixture(
+    scope="module",
+    params=[
+        phase if phase in BRIEFLY_SHOWN else pytest.param(phase, marks=SOAK) for phase in PHASES
+    ],
+)
 def killed(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Ended, list[dict[str, Any]], list[dict[str, Any]], Ended]:

@@ -162,7 +162,9 @@ def test_three_epochs_are_three_orders(loop: Loop) -> None:
     assert orders[0] != orders[1] != orders[2]
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way", ["SIGTERM", "SIGKILL", pytest.param("SIGINT", marks=pytest.mark.soak)]
+)
 def test_an_ended_loop_goes_on_to_the_same_losses(loop: Loop, way: str, tmp_path: Path) -> None:
     """Bit for bit, with the samples that are left and no other; what a kill lost is made again.
 
