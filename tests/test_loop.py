@@ -509,7 +509,7 @@ def test_loss_falls_and_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert losses == sorted(losses, reverse=True)
     told = capsys.readouterr().err
-    assert "epoch 4/4  step 8  mean loss" in told
+    assert "epoch 4/4 step 8  mean loss" in told
     assert "evaluation loss" in told
     assert "samples/s" in told
     assert "MiB" in told
@@ -520,7 +520,7 @@ def test_steps_are_bounded(capsys: pytest.CaptureFixture[str]) -> None:
     losses = loop_of(workload_of(), CONFIG).train(model_fn(), loader_fn, epochs=9, max_steps=3)
 
     assert len(losses) == 2
-    assert "epoch 2/9  step 3" in capsys.readouterr().err
+    assert "epoch 2/9 step 3" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["values", "loss_fn", "named", "counted"])

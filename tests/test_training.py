@@ -434,7 +434,7 @@ def test_a_run_is_a_stepper_that_knows_how_far_it_is(
     assert (run.epoch, run.steps) == (2, 2 * STEPS)
     assert twin.steps == run.steps
     assert are_equal(run.model, twin.model)
-    assert "epoch 2/2  step 8" in capsys.readouterr().err
+    assert "epoch 2/2 step 8" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("handlers")
