@@ -5,13 +5,13 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
 
+from autotune.boundary import Boundary
 from autotune.memory.forecast import Cell, NotTraced
 from autotune.memory.splice import with_pass
 from autotune.memory.trace import Category, Phase, Trace
@@ -54,13 +54,13 @@ class Subject:
 
     def trace(self, cell: Cell, batch_size: int) -> Trace | NotTraced:
         """Return two optimizer steps of a cell, or why there is no trace of them."""
-        with _Attempt() as attempt:
+        with Boundary() as boundary:
             return self._traced(cell, batch_size)
-        return attempt.reason
+        return _reason(boundary.failure)
 
     def trace_like(self, pair: Trace, cell: Cell, batch_size: int) -> Trace | NotTraced:
         """Return the same of another size, by a single pass where that tells all."""
-        with _Attempt():
+        with Boundary():
             whole = with_pass(pair, self._traced(cell, batch_size, is_whole=False))
             if whole is not None:
                 return whole
@@ -147,30 +147,9 @@ def _collecting_nothing() -> Iterator[None]:
             gc.enable()
 
 
-class _Attempt:
-    """Keeps whatever ends its context as a reason: the code of a user may raise anything."""
-
-    def __init__(self) -> None:
-        self.reason = NotTraced(reason="nothing was tried")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        frames: TracebackType | None,
-    ) -> bool:
-        if not isinstance(error, Exception):
-            return False
-        self.reason = _reason(error)
-        return True
-
-
-def _reason(error: Exception) -> NotTraced:
-    if isinstance(error, Untraceable):
-        return NotTraced(reason=str(error))
+def _reason(error: Exception | None) -> NotTraced:
+    if error is None or isinstance(error, Untraceable):
+        return NotTraced(reason=str(error or "nothing was tried"))
     lines = str(error).strip().splitlines() or [""]
     detail = "".join(traceback.format_exception(error))
     kind = type(error).__name__

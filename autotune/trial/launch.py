@@ -11,11 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import psutil
 
+from autotune.boundary import Boundary
 from autotune.device.base import Device
 from autotune.device.oom import Failure, classify, forget
 from autotune.errors import AutotuneError, WorkloadInvalid
@@ -86,25 +85,6 @@ def reading() -> Iterator[None]:
             f"the workload cannot be read: {_in_a_line(failure)}",
             hint=_users_traceback(failure),
         ) from failure
-
-
-class Boundary:
-    """The trial boundary: keeps the exception that ends its context; whoever opens it decides."""
-
-    def __init__(self) -> None:
-        self.failure: Exception | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        frames: TracebackType | None,
-    ) -> bool:
-        self.failure = error if isinstance(error, Exception) else None
-        return self.failure is not None
 
 
 def _prepare(workload: Workload, device: Device, request: Request, *, deadline: float) -> Bench:

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from autotune.boundary import Boundary
 from autotune.space import Config
 from autotune.step.batch import tensors_in
-from autotune.trial.launch import Boundary
 from autotune.workload import Workload, accepted_settings
 
 WORKERS = 2
