@@ -177,8 +177,14 @@ class Fits:
             purpose=purpose,
             phase=phase,
             cycles=MEMORY_CYCLES,
-            predicted_peak_bytes=self.predict(config).peak_bytes,
+            predicted_peak_bytes=self._foretold(config),
         )
+
+    def _foretold(self, config: Config) -> int | None:
+        """Return the predicted peak; a mere lower bound only where it rules the config out."""
+        predicted = self.predict(config)
+        is_said = predicted.kind != "at_least" or not self.may_run(config)
+        return predicted.peak_bytes if is_said else None
 
     def _reason(self, config: Config) -> str:
         if self.state(config) == "doomed":
