@@ -50,7 +50,7 @@ class Measurement:
         process_rss_bytes: Most resident bytes of the training process.
         limit_bytes: The limit that was enforced.
         growth_bytes: By how much live tensors grew from one step to the next once the optimizer's
-            state stood; None where that was not looked at.
+            state stood; None where they did not, or that was not looked at.
         samples_per_optimizer_step: Batch size × accumulation steps × ranks.
         launches: How many launches the figures come from.
     """
@@ -70,9 +70,11 @@ class Measurement:
     launches: int = 1
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the measurement as JSON takes it."""
+        """Return the measurement as JSON takes it; growth is there only where memory grows."""
         interval = self.samples_per_second_interval
         plain = {item.name: getattr(self, item.name) for item in fields(self)}
+        if self.growth_bytes is None:
+            del plain["growth_bytes"]
         return plain | {"samples_per_second_interval": list(interval) if interval else None}
 
     @classmethod

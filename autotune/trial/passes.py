@@ -184,7 +184,7 @@ def _watch(bench: Bench, batch: Any, step: Callable[[], object]) -> Outcome:
     model = bench.stepper.model
     held = [*model.parameters(), *model.buffers(), *tensors_in(batch)]
     with bench.device.watch(held, limit_bytes=limit) as meter:
-        growth_bytes = _growth(step, meter)
+        growth_bytes = _growth(step, meter) or None
     bench.peak_bytes = meter.peak.reserved_bytes or meter.peak.allocated_bytes
     return Measured(
         measurement=Measurement(
