@@ -49,8 +49,7 @@ class Measurement:
         peak_reserved_bytes: Most bytes that the caching allocator held; None on a CPU.
         process_rss_bytes: Most resident bytes of the training process.
         limit_bytes: The limit that was enforced.
-        growth_bytes: By how much live tensors grew from one step to the next once the optimizer's
-            state stood; None where they did not, or that was not looked at.
+        growth_bytes: By which live tensors grow from step to step; None where none was seen.
         samples_per_optimizer_step: Batch size × accumulation steps × ranks.
         launches: How many launches the figures come from.
     """
@@ -72,9 +71,8 @@ class Measurement:
     def to_dict(self) -> dict[str, Any]:
         """Return the measurement as JSON takes it; growth is there only where memory grows."""
         interval = self.samples_per_second_interval
-        plain = {item.name: getattr(self, item.name) for item in fields(self)}
-        if self.growth_bytes is None:
-            del plain["growth_bytes"]
+        known = [f.name for f in fields(self) if f.name != "growth_bytes" or self.growth_bytes]
+        plain = {name: getattr(self, name) for name in known}
         return plain | {"samples_per_second_interval": list(interval) if interval else None}
 
     @classmethod
