@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from autotune.memory.foretold import Forecast, Question
 from autotune.outcome import (
     SCHEMA_VERSION,
     Crashed,
@@ -80,6 +81,7 @@ class Journal:
     ) -> None:
         self._path = path
         self._entries: dict[str, list[Entry]] = defaultdict(list)
+        self._forecasts: dict[str, Forecast] = {}
         first, lines = _read(path)
         head = first.get("fingerprint", {})
         self.largest_samples = tuple(largest_samples)
@@ -94,8 +96,11 @@ class Journal:
             return
         self.largest_samples = tuple(first["largest_samples"])
         for line in lines:
-            self._entries[line["key"]].append(_entry(line))
-            self.found += 1
+            if "forecast" in line:
+                self._forecasts[line["key"]] = Forecast.from_dict(line["forecast"])
+            else:
+                self._entries[line["key"]].append(_entry(line))
+                self.found += 1
 
     def recall(self, request: Request) -> Entry | None:
         """Return a launch that answers the request, each once; None if there is none left."""
@@ -116,6 +121,15 @@ class Journal:
             "report": report.to_dict(),
         }
         _append(self._path, line)
+
+    def foretold(self, question: Question, foretell: Callable[[Question], Forecast]) -> Forecast:
+        """Return a prediction that was made before, or else the one made now, which is kept."""
+        key = _key_of_question(question)
+        if key not in self._forecasts:
+            made = foretell(question)
+            self._forecasts[key] = made
+            _append(self._path, {"key": key, "forecast": made.to_dict()})
+        return self._forecasts[key]
 
     def _begin(self, fingerprint: Mapping[str, Any]) -> None:
         if self._path.exists():
@@ -171,6 +185,12 @@ def key_of(request: Request) -> str:
         request.largest_samples,
     )
     return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
+
+
+def _key_of_question(question: Question) -> str:
+    """Return what two questions have in common whose answers are the same; time is not in it."""
+    told = repr((question.cells, question.limit_bytes, question.largest_samples))
+    return hashlib.sha256(told.encode()).hexdigest()[:16]
 
 
 def _entry(line: Mapping[str, Any]) -> Entry:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from autotune.baseline import resolve_baseline
 from autotune.candidates import build_space
-from autotune.errors import WorkloadInvalid
+from autotune.errors import AutotuneError, WorkloadInvalid
 from autotune.facts import UNKNOWN, Survey, WorkloadFacts
 from autotune.journal import Journal, remembering, set_aside
 from autotune.machine import machine_of, versions
+from autotune.memory.foretold import Forecast, Question
 from autotune.options import Options
 from autotune.outcome import Report, Request, Trial
 from autotune.output.files import JOURNAL, RECORDS, STUDY, TRIALS, OutFolder, TrialLog
@@ -21,6 +22,7 @@ from autotune.output.terminal import Progress
 from autotune.output.write import write_all
 from autotune.result import KeptFolder, Result
 from autotune.search.budget import Budget
+from autotune.search.foresight import question_of
 from autotune.search.search import Decision, Search
 from autotune.search.studies import Studies
 from autotune.search.task import Task
@@ -37,6 +39,9 @@ FAREWELL_SECONDS = 3.0
 """Kept of the budget for writing the files: the pictures take most of it."""
 
 
+PREDICTION_SHARE = 0.05
+"""Of the budget, for tracing the workload's memory: what it saves of launches is of that order."""
+
 SURVEY_LAUNCHES = 1
 """Launches that run user code before the search begins."""
 
@@ -46,6 +51,10 @@ class SurveyingRunner(Protocol):
 
     def survey(self, *, scan_seconds: float) -> Survey:
         """Return what the workload and the device are."""
+        ...
+
+    def foretell(self, question: Question) -> Forecast:
+        """Return the peaks that traces of the workload predict."""
         ...
 
     def __call__(self, request: Request) -> Report:
@@ -128,6 +137,7 @@ class Run:
             journal = self._journal(files.out, survey, is_fresh=bool(options.fresh))
             task = make_task(survey, options, largest_samples=journal.largest_samples)
             with Progress(is_quiet=not progress) as watch:
+                task = replace(task, forecast=self._forecast(task, options, journal))
                 decision = self._search(task, options, files.out, journal, watch)
             summary = self._summary(task, options, decision)
             written = write_all(summary, files.out)
@@ -186,6 +196,14 @@ class Run:
                 raise
             return decision
 
+    def _forecast(self, task: Task, options: Options, journal: Journal) -> Forecast:
+        """Return the peaks that traces predict; none where the workload cannot be traced."""
+        question = question_of(task, seconds=PREDICTION_SHARE * options.time_seconds)
+        try:
+            return journal.foretold(question, self._runner.foretell)
+        except AutotuneError as error:  # its launches will show whether anything is wrong with it
+            return Forecast(untraced={cell: str(error) for cell, _ in question.cells})
+
     def _record(self, trial: Trial, log: TrialLog) -> None:
         self._trials.append(trial)
         log.append(trial)
@@ -223,6 +241,7 @@ class Run:
             time_budget_seconds=options.time_seconds,
             wall_seconds=time.monotonic() - self._started,
             worst_case=worst_cases(task.workload),
+            forecast=task.forecast,
         )
 
 

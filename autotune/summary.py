@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.facts import DeviceFacts, WorkloadFacts
+from autotune.memory.foretold import Forecast
 from autotune.outcome import Measurement, Trial
 from autotune.space import Config
 from autotune.verdict import Estimate, Verdict
@@ -41,6 +42,7 @@ class Summary:
         time_budget_seconds: The budget.
         wall_seconds: What the run took.
         worst_case: Worst case → whether and how it was probed, in words.
+        forecast: The peaks that traces predicted before anything was run.
     """
 
     verdict: Verdict
@@ -67,3 +69,4 @@ class Summary:
     time_budget_seconds: float = 600.0
     wall_seconds: float = 0.0
     worst_case: Mapping[str, str] = field(default_factory=dict)
+    forecast: Forecast = field(default_factory=Forecast)

@@ -2,15 +2,19 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
 from autotune.baseline import resolve_baseline
 from autotune.candidates import build_space
 from autotune.facts import LOADER_SETTINGS, DeviceFacts, WorkloadFacts
+from autotune.memory.forecast import CPU_MARGIN, Cell, Estimate
+from autotune.memory.foretold import Forecast
+from autotune.memory.trace import Category, Instant, Phase
 from autotune.outcome import Outcome, Purpose, Trial
 from autotune.search.budget import Budget
+from autotune.search.foresight import question_of
 from autotune.search.launcher import Launcher
 from autotune.search.search import Decision, Search
 from autotune.search.studies import Studies
@@ -92,6 +96,34 @@ def landscape(**changes: Any) -> Landscape:
     return replace(plain, **changes)
 
 
+def estimate(peak_bytes: int, *, margin: float = CPU_MARGIN) -> Estimate:
+    """A prediction of a peak that is all activations, in backward."""
+    return Estimate(
+        peak_bytes=peak_bytes,
+        margin=margin,
+        instant=Instant(
+            peak_bytes=peak_bytes,
+            phase=Phase.BACKWARD,
+            by_category={Category.ACTIVATIONS: peak_bytes},
+            by_owner={"layer.0": peak_bytes},
+        ),
+        is_traced=False,
+    )
+
+
+def forecast_of(
+    task: Task, peak: Callable[[Config], float], *, margin: float = CPU_MARGIN
+) -> Forecast:
+    """What traces that see this peak would predict of a task's configs."""
+    peaks: dict[Cell, dict[int, Estimate]] = {}
+    for cell, batch_sizes in question_of(task, seconds=1.0).cells:
+        configs = [cell.config(size) for size in batch_sizes]
+        peaks[cell] = {
+            config.batch_size: estimate(int(peak(config)), margin=margin) for config in configs
+        }
+    return Forecast(peaks=peaks)
+
+
 def _recomputed(config: Config) -> float:
     return affine(config) * (1.2 if config.checkpointing == "full" else 1.0)
 
@@ -146,6 +178,7 @@ class Setting:
     time_seconds: float | None = 180.0
     trials: int | None = None
     seed: int = 0
+    forecast: Forecast = field(default_factory=Forecast)
 
     def task(self) -> Task:
         """Return the task, resolved as a run would."""
@@ -163,6 +196,7 @@ class Setting:
             limit_bytes=self.limit_bytes,
             goal=self.goal,
             seed=self.seed,
+            forecast=self.forecast,
         )
 
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from simulations import MIB, Simulation, fails_from, landscape, recomputing
+from simulations import MIB, Simulation, fails_from, forecast_of, landscape, ramp, recomputing
 
-from autotune.outcome import Crashed, Outcome, TimedOut
+from autotune.outcome import Crashed, Outcome, Skipped, TimedOut
 from autotune.search.fits import Fits, split_of
 from autotune.search.launcher import Ask
 from autotune.space import Config
@@ -169,3 +169,58 @@ def test_another_layout_or_optimizer_is_measured_for_itself(changes: dict[str, A
     assert fits.probe(varied)
     assert simulation.budget.launches == 2
     assert fits.state(replace(varied, batch_size=8)) == "fits"
+
+
+def foreseen(limit_mib: int, **setting: Any) -> tuple[Simulation, Fits]:
+    """What is known of memory where every peak was predicted as it is."""
+    plain = Simulation(limit_bytes=limit_mib * MIB, **setting)
+    forecast = forecast_of(plain.task, ramp)
+    simulation = Simulation(limit_bytes=limit_mib * MIB, forecast=forecast, **setting)
+    return simulation, Fits(simulation.launcher())
+
+
+def test_what_is_predicted_to_be_over_is_not_launched() -> None:
+    """It is skipped, and both figures are in the reason."""
+    simulation, fits = foreseen(500)
+
+    assert not fits.probe(BASE)
+    (trial,) = simulation.trials
+    assert isinstance(trial.outcome, Skipped)
+    assert trial.outcome.reason == "is predicted to need 556.0 MiB of 500.0 MiB"
+    assert trial.outcome.predicted_peak_bytes == ramp(BASE)
+
+
+def test_what_is_predicted_to_fit_runs_once_at_its_size() -> None:
+    """A kernel may fail from some size on; in another precision the size is not new."""
+    simulation, fits = foreseen(1024)
+
+    assert fits.state(BASE) == "unknown"
+    assert fits.probe(BASE)
+    assert fits.state(BF16) == "fits"
+    assert fits.state(replace(BF16, batch_size=8, accumulation_steps=4)) == "fits"
+    assert fits.probe(BF16)
+    assert simulation.budget.launches == 1
+
+
+def test_a_launch_keeps_what_was_predicted_of_it() -> None:
+    """Beside what it measured; a config that was measured is not predicted any more."""
+    simulation, fits = foreseen(1024)
+    fits.probe(BASE)
+
+    (trial,) = simulation.trials
+    assert trial.predicted_peak_bytes == trial.peak_bytes == ramp(BASE)
+    assert fits.foretold(BASE) is None
+
+
+def test_a_prediction_is_not_blind() -> None:
+    """One measured size says nothing of the slope, but a prediction does."""
+    _, without = (
+        Simulation(limit_bytes=600 * MIB),
+        Fits(Simulation(limit_bytes=600 * MIB).launcher()),
+    )
+    _, having = foreseen(600)
+    for fits in (without, having):
+        fits.probe(Config(batch_size=16))
+
+    assert without.is_blind(BASE)
+    assert not having.is_blind(BASE)

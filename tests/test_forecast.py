@@ -1,6 +1,6 @@
 """Forecasts: what is asked of traces before anything is run."""
 
-import pickle
+import json
 
 import pytest
 from traces import trace_of
@@ -13,8 +13,7 @@ from autotune.memory.forecast import (
     HIDDEN_MARGIN,
     Cell,
     CellForecast,
-    Forecast,
-    NotTraced,
+    Estimate,
 )
 from autotune.memory.replay import fit_law
 from autotune.memory.trace import Trace
@@ -100,13 +99,9 @@ def test_without_law_and_trace_nothing_is_known() -> None:
     assert not unknown.fits(4, 2**60)
 
 
-def test_a_forecast_travels() -> None:
-    """It is plain data, which a launch may send; a cell that was not traced is not known."""
-    sent = Forecast(cells={Cell(): forecast(), Cell(amp="bf16"): NotTraced(reason="of this")})
+def test_an_estimate_is_json() -> None:
+    """With what is alive at the peak, by category and by module."""
+    estimate = forecast().predict(4)
+    assert estimate is not None
 
-    came = pickle.loads(pickle.dumps(sent))  # noqa: S301  # our own
-
-    assert came == sent
-    assert came.predict(Cell(), 4) == forecast().predict(4)
-    assert came.predict(Cell(amp="bf16"), 4) is None
-    assert came.predict(Cell(checkpointing="full"), 4) is None
+    assert Estimate.from_dict(json.loads(json.dumps(estimate.to_dict()))) == estimate

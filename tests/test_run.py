@@ -12,6 +12,7 @@ from autotune import run as run_module
 from autotune.errors import NothingFits, OptionInvalid, OutFolderUnusable, WorkloadInvalid
 from autotune.facts import UNKNOWN, Survey
 from autotune.journal import Journal
+from autotune.memory.foretold import Forecast, Question
 from autotune.options import Options
 from autotune.outcome import Report, Request
 from autotune.output.files import FILE_NAMES, JOURNAL, OutFolder, read_trials
@@ -38,11 +39,17 @@ class Surveyed:
         self.simulated = Simulated(simulations.landscape(), clock=SimulatedClock())
         self.fails_at = fails_at
         self.requests: list[Request] = []
+        self.questions: list[Question] = []
 
     def survey(self, *, scan_seconds: float) -> Survey:
         """What is known beforehand."""
         assert scan_seconds > 0
         return Survey(workload=self.facts, device=simulations.device())
+
+    def foretell(self, question: Question) -> Forecast:
+        """Nothing but how often it was asked, and for what."""
+        self.questions.append(question)
+        return Forecast(untraced={cell: "it is simulated" for cell, _ in question.cells})
 
     def __call__(self, request: Request) -> Report:
         """A simulated launch, or Ctrl-C."""
@@ -311,6 +318,35 @@ def test_the_first_runs_scan_stays(tmp_path: Path) -> None:
 
     assert kept.largest_samples == (5, 3)
     assert all(request.largest_samples == (5, 3) for request in again.requests)
+
+
+def test_memory_is_predicted_once(tmp_path: Path) -> None:
+    """For all that may be tried and for a part of the budget; another run has it from the first."""
+    first, again = Surveyed(), Surveyed()
+    result = tune(tmp_path, first, time_budget=100.0)
+    tune(tmp_path, again, time_budget=100.0)
+
+    (question,) = first.questions
+    assert (question.seconds, question.limit_bytes) == (5.0, 2**30)
+    assert {cell.amp for cell, _ in question.cells} == {"off", "bf16"}
+    assert again.questions == []
+    assert result.summary.forecast == Forecast(
+        untraced={cell: "it is simulated" for cell, _ in question.cells}
+    )
+
+
+def test_what_cannot_be_predicted_is_tuned_all_the_same(tmp_path: Path) -> None:
+    """A workload that fails where tensors have no data says so, and is measured."""
+
+    class Opaque(Surveyed):
+        def foretell(self, question: Question) -> Forecast:
+            super().foretell(question)
+            raise WorkloadInvalid("a model that reads its weights")
+
+    result = tune(tmp_path, Opaque())
+
+    assert result.verdict == "tuned"
+    assert set(result.summary.forecast.untraced.values()) == {"a model that reads its weights"}
 
 
 def test_a_script_that_is_being_tuned_starts_no_search(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,11 +6,11 @@ asked where torch is not loaded.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Any, Self
 
 from autotune.memory.replay import MOST_SAMPLES, TraceLaw, largest_batch
 from autotune.memory.simulation import completes, smallest_limit_bytes
-from autotune.memory.trace import Instant, Trace, peak_bytes, peak_of
+from autotune.memory.trace import Category, Instant, Phase, Trace, peak_bytes, peak_of
 from autotune.space import Config
 
 CPU_MARGIN = 0.05
@@ -105,6 +105,35 @@ class Estimate:
         """The peak with its margin: a limit that is sure to do."""
         return int(self.peak_bytes * (1 + self.margin))
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the estimate as JSON takes it."""
+        instant = self.instant
+        return {
+            "peak_bytes": self.peak_bytes,
+            "margin": self.margin,
+            "tensor_bytes": instant.peak_bytes,
+            "phase": str(instant.phase),
+            "by_category": {str(kind): count for kind, count in instant.by_category.items()},
+            "largest_activations": dict(instant.by_owner),
+            "is_traced": self.is_traced,
+        }
+
+    @classmethod
+    def from_dict(cls, told: Mapping[str, Any]) -> Self:
+        """Return the estimate that `to_dict` gave."""
+        instant = Instant(
+            peak_bytes=told["tensor_bytes"],
+            phase=Phase(told["phase"]),
+            by_category={Category(kind): count for kind, count in told["by_category"].items()},
+            by_owner=dict(told["largest_activations"]),
+        )
+        return cls(
+            peak_bytes=told["peak_bytes"],
+            margin=told["margin"],
+            instant=instant,
+            is_traced=told["is_traced"],
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellForecast:
@@ -166,19 +195,3 @@ class CellForecast:
         if trace.hidden:
             return HIDDEN_MARGIN
         return CPU_MARGIN if self.device_kind == "cpu" else CUDA_MARGIN
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Forecast:
-    """What is known of a workload's memory before anything is run.
-
-    Args:
-        cells: Cell → what is known of it, or why nothing is.
-    """
-
-    cells: Mapping[Cell, CellForecast | NotTraced]
-
-    def predict(self, cell: Cell, batch_size: int) -> Estimate | None:
-        """Return the peak of a cell at a size; None where it is not known."""
-        found = self.cells.get(cell)
-        return found.predict(batch_size) if isinstance(found, CellForecast) else None

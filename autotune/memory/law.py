@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from itertools import permutations
 from typing import Literal, Self
 
-Kind = Literal["measured", "at_most", "at_least", "unknown"]
-"""How a predicted peak was got, and so what it may be used for."""
+Kind = Literal["measured", "foretold", "at_most", "at_least", "unknown"]
+"""How a predicted peak was got, and so what it may be used for; `foretold` is by traces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from autotune.memory.allocator import ROUNDED_BYTES, CachingAllocator, LimitReached, Usage
 from autotune.memory.expandable import ExpandableAllocator
-from autotune.memory.trace import Trace
+from autotune.memory.trace import Category, Trace
 
 STEP_SHARE = 0.01
 """Of the bytes in use: finer than any margin that is put on top; no finer than a segment is."""
@@ -22,6 +22,8 @@ def simulate(trace: Trace, *, limit_bytes: int | None = None, is_expandable: boo
     kind = ExpandableAllocator if is_expandable else CachingAllocator
     allocator = kind(limit_bytes=limit_bytes)
     for event in trace.events:
+        if trace.categories[max(event, ~event)] is Category.WORKSPACE:
+            continue  # a CPU's: a GPU's operators have their own
         if event >= 0:
             allocator.allocate(event, trace.sizes[event])
         else:

@@ -23,6 +23,8 @@ class Category(StrEnum):
     """All else that operators make."""
     INPUTS = "inputs"
     """The batch in hand."""
+    WORKSPACE = "workspace"
+    """What a CPU's operators hold while they run: no tensor, and in no limit (see `peak_of`)."""
 
 
 class Phase(StrEnum):
@@ -79,8 +81,13 @@ OWNERS_SHOWN = 5
 """Modules of an `Instant`: a reader looks for the few that matter."""
 
 
-def peak_of(trace: Trace) -> Instant:
+def peak_of(trace: Trace, *, with_workspace: bool = False) -> Instant:
     """Return the instant of a trace at which most bytes were alive.
+
+    Args:
+        trace: What was allocated and freed.
+        with_workspace: Whether what operators hold while they run counts, as for PyTorch's
+            allocator, or tensors alone, as for the tracker and a limit.
 
     >>> twice = Trace(
     ...     batch_size=1,
@@ -92,11 +99,12 @@ def peak_of(trace: Trace) -> Instant:
     >>> peak_of(twice).peak_bytes
     12
     """
-    end = _end_of_peak(trace)
+    sizes = _counted(trace, with_workspace=with_workspace)
+    end = _end_of_peak(trace, sizes)
     alive = _alive_after(trace.events[:end])
     by_category = dict.fromkeys(Category, 0)
     for number in alive:
-        by_category[trace.categories[number]] += trace.sizes[number]
+        by_category[trace.categories[number]] += sizes[number]
     return Instant(
         peak_bytes=sum(by_category.values()),
         phase=_phase_at(trace, end - 1),
@@ -105,22 +113,31 @@ def peak_of(trace: Trace) -> Instant:
     )
 
 
-def peak_bytes(trace: Trace) -> int:
-    """Return the most bytes that were alive at once."""
-    return max(_live_bytes(trace), default=0)
+def peak_bytes(trace: Trace, *, with_workspace: bool = False) -> int:
+    """Return the most bytes that were alive at once; of what, `peak_of` says."""
+    sizes = _counted(trace, with_workspace=with_workspace)
+    return max(_live_bytes(trace.events, sizes), default=0)
 
 
-def _live_bytes(trace: Trace) -> Iterator[int]:
+def _counted(trace: Trace, *, with_workspace: bool) -> Sequence[int]:
+    """Return the sizes, those of workspace as nothing where it does not count."""
+    if with_workspace:
+        return trace.sizes
+    pairs = zip(trace.sizes, trace.categories, strict=True)
+    return [0 if category is Category.WORKSPACE else size for size, category in pairs]
+
+
+def _live_bytes(events: Iterable[int], sizes: Sequence[int]) -> Iterator[int]:
     """Yield the live bytes after each event."""
-    live, sizes = 0, trace.sizes
-    for event in trace.events:
+    live = 0
+    for event in events:
         live += sizes[event] if event >= 0 else -sizes[~event]
         yield live
 
 
-def _end_of_peak(trace: Trace) -> int:
+def _end_of_peak(trace: Trace, sizes: Sequence[int]) -> int:
     """Return how many events lead to the first instant of the peak."""
-    live = list(_live_bytes(trace))
+    live = list(_live_bytes(trace.events, sizes))
     return live.index(max(live)) + 1 if live else 0
 
 

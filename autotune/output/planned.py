@@ -56,7 +56,7 @@ class PlannedCell:
             "checkpointing": self.cell.checkpointing,
             "batch_size": self.batch_size or None,
             "reason": self.reason or None,
-            "predicted": None if self.estimate is None else _estimate(self.estimate),
+            "predicted": None if self.estimate is None else self.estimate.to_dict(),
         }
 
 
@@ -120,19 +120,6 @@ class Plan:
 
     def __str__(self) -> str:
         return self.words()
-
-
-def _estimate(estimate: Estimate) -> dict[str, Any]:
-    instant = estimate.instant
-    return {
-        "peak_bytes": estimate.peak_bytes,
-        "margin": estimate.margin,
-        "tensor_bytes": instant.peak_bytes,
-        "phase": str(instant.phase),
-        "by_category": {str(category): count for category, count in instant.by_category.items()},
-        "largest_activations": dict(instant.by_owner),
-        "is_traced": estimate.is_traced,
-    }
 
 
 def _lines(plan: Plan) -> Iterator[str]:

@@ -10,6 +10,7 @@ from typing import Literal
 
 from autotune.memory.law import MemoryLaw, Prediction, Split
 from autotune.outcome import Crashed, Invalid, Measured, OutOfMemory, Purpose, TimedOut, Trial
+from autotune.search.foresight import Foresight
 from autotune.search.launcher import MEMORY_CYCLES, Ask, Launcher
 from autotune.space import Config
 from autotune.units import format_bytes
@@ -54,6 +55,7 @@ class Fits:
         self._launcher = launcher
         self._task = launcher.task
         self._laws: dict[Cell, MemoryLaw] = {}
+        self._foresight = Foresight(launcher.task)
         self._deadly: dict[Cell, int] = {}
         self._alive: dict[Cell, int] = {}
         self._skipped: set[Config] = set()
@@ -79,7 +81,9 @@ class Fits:
                 self._alive[cell] = max(config.batch_size, self._alive.get(cell, 0))
                 if purpose in {"memory", "verify"} and seen.peak_bytes is not None:
                     self._laws[cell] = self.law(config).with_peak(split_of(config), seen.peak_bytes)
+                    self._foresight.learn(config, seen.peak_bytes)
             case OutOfMemory():
+                self._foresight.learn_excess(config)
                 self._skipped.add(config)  # it has a trial of its own
                 limit = self._task.limit_bytes
                 self._laws[cell] = self.law(config).with_excess(split_of(config), limit)
@@ -94,8 +98,12 @@ class Fits:
                 return
 
     def predict(self, config: Config) -> Prediction:
-        """Return the predicted peak."""
-        return self.law(config).predict(split_of(config))
+        """Return the peak: measured, else as traces foretell it, else a bound of it."""
+        bound = self.law(config).predict(split_of(config))
+        foretold = self._foresight.peak_bytes(config)
+        if bound.kind == "measured" or foretold is None:
+            return bound
+        return Prediction(kind="foretold", peak_bytes=foretold)
 
     def peak_of(self, config: Config) -> float:
         """Return the predicted peak in bytes; infinite where nothing is known of it."""
@@ -104,12 +112,20 @@ class Fits:
 
     def state(self, config: Config) -> Fit:
         """Return what is known of a config, without a launch."""
-        law, split = self.law(config), split_of(config)
+        law, split, limit_bytes = self.law(config), split_of(config), self._task.limit_bytes
         if self._is_doomed(config):
             return "doomed"
-        if law.must_be_over(self._task.limit_bytes, split) or self._is_over_in_kin(config):
+        if law.must_be_over(limit_bytes, split) or self._is_over_in_kin(config):
             return "over"
-        return "fits" if law.surely_fits(self._task.limit_bytes, split) else "unknown"
+        if law.surely_fits(limit_bytes, split):
+            return "fits"
+        if self._foresight.is_over(config):
+            return "over"
+        return "fits" if self._foresight.fits(config) and self._has_run(config) else "unknown"
+
+    def _has_run(self, config: Config) -> bool:
+        """Whether a batch as large has run in any cell: kernels may fail from some size on."""
+        return config.batch_size <= max(self._alive.values(), default=0)
 
     def _is_over_in_kin(self, config: Config) -> bool:
         """Whether a config is surely over with its layout, kernels and optimizer left as they are.
@@ -128,8 +144,11 @@ class Fits:
     def is_blind(self, config: Config) -> bool:
         """Whether a config may not fit, and only one smaller size of its cell was measured.
 
-        One peak says nothing of the slope: in proportion to the batch a larger one may be over.
+        One peak says nothing of the slope: in proportion to the batch a larger one may be over. A
+        prediction does.
         """
+        if self._foresight.fits(config):
+            return False
         seen = [peak for peak in self.law(config).peaks if peak.is_bounded]
         if len(seen) != 1 or self.state(config) != "unknown":
             return False
@@ -177,20 +196,24 @@ class Fits:
             purpose=purpose,
             phase=phase,
             cycles=MEMORY_CYCLES,
-            predicted_peak_bytes=self._foretold(config),
+            predicted_peak_bytes=self.foretold(config),
         )
 
-    def _foretold(self, config: Config) -> int | None:
-        """Return the predicted peak; a mere lower bound only where it rules the config out."""
+    def foretold(self, config: Config) -> int | None:
+        """Return the peak predicted for a config that was not measured.
+
+        A mere lower bound is one only where it rules the config out.
+        """
         predicted = self.predict(config)
-        is_said = predicted.kind != "at_least" or not self.may_run(config)
-        return predicted.peak_bytes if is_said else None
+        is_bound = predicted.kind == "at_least" and self.may_run(config)
+        return None if is_bound or predicted.kind == "measured" else predicted.peak_bytes
 
     def _reason(self, config: Config) -> str:
         if self.state(config) == "doomed":
             return f"a launch died at batch {self._deadly_from(config)}, and this is no smaller"
-        peak = format_bytes(self.predict(config).peak_bytes)
-        return f"needs at least {peak} of {format_bytes(self._task.limit_bytes)}"
+        predicted, limit = self.predict(config), format_bytes(self._task.limit_bytes)
+        needs = "is predicted to need" if predicted.kind == "foretold" else "needs at least"
+        return f"{needs} {format_bytes(predicted.peak_bytes)} of {limit}"
 
     def _deadly_from(self, config: Config) -> float:
         """Return the batch size from which on launches die; infinite where none is known."""

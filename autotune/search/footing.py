@@ -64,7 +64,8 @@ def find_footing(launcher: Launcher, fits: Fits) -> Footing:
         BudgetSpent: If time or launches ran out.
     """
     failed: Trial | None = None
-    for config in filter(fits.may_run, _fallbacks(launcher)):
+    own = launcher.task.baseline  # is run whatever is predicted: how it ends is its outcome
+    for config in (c for c in _fallbacks(launcher) if c == own or fits.may_run(c)):
         first, timed, verified = _settle(launcher, config)
         if timed is not None and verified is not None:
             return Footing(baseline=failed or timed, reference=timed, verified=verified)
@@ -91,7 +92,15 @@ def _settle(launcher: Launcher, config: Config) -> tuple[Trial, Trial | None, Tr
 
 def _own(launcher: Launcher, config: Config, *, purpose: Purpose, cycles: int) -> Trial:
     """Return a trial; of the user's own config only if it was measured or ran out of memory."""
-    ask = Ask(config=config, purpose=purpose, phase="0", cycles=cycles, is_needed=True)
+    estimate = launcher.task.forecast.predict(config) if purpose == "memory" else None
+    ask = Ask(
+        config=config,
+        purpose=purpose,
+        phase="0",
+        cycles=cycles,
+        is_needed=True,
+        predicted_peak_bytes=estimate.peak_bytes if estimate else None,
+    )
     trial = launcher.run(ask)
     if config == launcher.task.baseline:
         _raise_own_failure(trial, cycles=cycles, is_spent=launcher.budget.is_done)

@@ -8,14 +8,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+from autotune.search.foresight import LARGER_FACTORS
 from autotune.search.launcher import MEMORY_CYCLES, Ask
 from autotune.search.phases import Explorer
 from autotune.search.plan import FEWEST_CYCLES
 from autotune.search.task import Task
 from autotune.space import Config
-
-FACTORS = (2, 4)
-"""So many times the global batch are looked at."""
 
 SPARE_SHARE = 0.05
 """Of the time that the search took, what the launches at one of them may take: it is but a line."""
@@ -43,7 +41,7 @@ def larger_batch_note(explorer: Explorer, answer: Config) -> str | None:
     kept = explorer.launcher.task.space.global_batch
     if kept is None or math.isinf(explorer.speeds.of(answer)):
         return None
-    gains = {factor: _gain(explorer, answer, factor=factor) for factor in FACTORS}
+    gains = {factor: _gain(explorer, answer, factor=factor) for factor in LARGER_FACTORS}
     enough = max(gains.values()) / WORTH
     factor = min(factor for factor in gains if gains[factor] >= enough)
     if not gains[factor]:

@@ -178,7 +178,7 @@ class Search:
             phase="verify",
             cycles=VERIFY_CYCLES,
             is_needed=True,
-            predicted_peak_bytes=self._fits.predict(config).peak_bytes,
+            predicted_peak_bytes=self._fits.foretold(config),
         )
         trial = self._launcher.run(ask)
         if trial.measured:

@@ -1,9 +1,10 @@
 """What a search is asked: the space, the baseline, the limit, the goal."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 from autotune.facts import DeviceFacts, WorkloadFacts
+from autotune.memory.foretold import Forecast
 from autotune.outcome import Measurement, Purpose
 from autotune.space import Config, Goal, SearchSpace
 
@@ -23,6 +24,7 @@ class Task:
         limit_bytes: The memory limit.
         goal: What is best.
         seed: Seed of every order and of every launch's data.
+        forecast: The peaks that were predicted beforehand; empty measures them all.
     """
 
     space: SearchSpace
@@ -32,6 +34,7 @@ class Task:
     limit_bytes: int
     goal: Goal = "throughput"
     seed: int = 0
+    forecast: Forecast = field(default_factory=Forecast)
 
     @property
     def saves_memory(self) -> bool:

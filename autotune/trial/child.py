@@ -8,6 +8,7 @@ from typing import Any
 
 from autotune.device.base import find_device
 from autotune.errors import AutotuneError
+from autotune.trial.foretell import foretell
 from autotune.trial.launch import attempt, reading
 from autotune.trial.order import INSIDE_LAUNCH, Order, Source, read_order, write_answer
 from autotune.trial.packing import unpack
@@ -33,6 +34,9 @@ def _answer(order: Order) -> dict[str, Any]:
     device = find_device(order.device)
     with reading():
         workload = load_source(order.source)
+        if order.question is not None:
+            told = foretell(workload, order.question, device_kind=device.kind)
+            return {"forecast": told.to_dict()}
         if order.request is None:
             return {"survey": survey(workload, device, scan_seconds=order.scan_seconds).to_dict()}
     device.guard(order.request.limit_bytes)

@@ -4,6 +4,7 @@ A `model_fn` is called where tensors have no data, so that a model of any size c
 it cannot be, since it reads values, the model is made for real.
 """
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from autotune.memory.forecast import Cell, CellForecast, NotTraced
+from autotune.memory.forecast import Cell, CellForecast, Estimate, NotTraced
 from autotune.memory.replay import FITTED_SIZES, MOST_SAMPLES, fit_law, largest_batch
 from autotune.memory.trace import Trace
 from autotune.space import DEFAULT_BATCH_SIZE, Config
@@ -79,7 +80,7 @@ class Foreseen:
 
         The law proposes, the trace decides; without a law each size is traced.
         """
-        known = _Known(self.subject, cell, forecast)
+        known = self.known(forecast, cell)
         most = self.most_samples
         start = 1 if forecast.law is None else forecast.largest(limit_bytes, most=most)
         if forecast.law is not None and start and known.fits(start, limit_bytes):
@@ -88,8 +89,12 @@ class Foreseen:
         found = largest_batch(lambda size: known.fits(size, limit_bytes), most=most)
         return found, known.forecast
 
+    def known(self, forecast: CellForecast, cell: Cell) -> "Known":
+        """Return a forecast that makes traces of further sizes where it is asked for them."""
+        return Known(self.subject, cell, forecast)
 
-class _Known:
+
+class Known:
     """A forecast that grows by a trace for each size that it is asked for."""
 
     def __init__(self, subject: Subject, cell: Cell, forecast: CellForecast) -> None:
@@ -99,21 +104,34 @@ class _Known:
 
     def fits(self, batch_size: int, limit_bytes: int) -> bool:
         """Whether a size fits, as its own trace tells; one that cannot be traced does not."""
+        return self._has_trace(batch_size) and self.forecast.fits(batch_size, limit_bytes)
+
+    def predict(self, batch_size: int) -> Estimate | None:
+        """Return the peak at a size, by the law where there is one; None if it has no trace."""
+        if self.forecast.law is None and not self._has_trace(batch_size):
+            return None
+        return self.forecast.predict(batch_size)
+
+    def _has_trace(self, batch_size: int) -> bool:
+        """Whether there is a trace at a size, made now if it can be."""
         if batch_size not in self.forecast.traces:
             pair = self.forecast.traces[FITTED_SIZES[0]]
             trace = self._subject.trace_like(pair, self._cell, batch_size)
             if not isinstance(trace, Trace):
                 return False
             self.forecast = self.forecast.with_trace(trace)
-        return self.forecast.fits(batch_size, limit_bytes)
+        return True
 
 
-def foresee(workload: Workload, *, device_kind: str) -> Foreseen:
+def foresee(
+    workload: Workload, *, device_kind: str, largest_samples: Sequence[int] = ()
+) -> Foreseen:
     """Read a workload: model, loader and largest batch; to be called in a process of one's own.
 
     Args:
         workload: What is to be trained.
         device_kind: `"cpu"` or `"cuda"`; the device need not be there.
+        largest_samples: Indices of the largest samples; empty looks for them.
 
     Raises:
         WorkloadInvalid: If model, loader or blocks are not what they need to be.
@@ -125,7 +143,7 @@ def foresee(workload: Workload, *, device_kind: str) -> Foreseen:
         full = Config(batch_size=1, checkpointing="full")
         blocks = blocks_of(model, full, named=workload.checkpoint_blocks)
         loader = _loader_of(workload)
-        pattern = _pattern_of(workload, loader)
+        pattern = _pattern_of(workload, loader, largest_samples)
     length = dataset_length(loader)
     subject = Subject(
         workload=workload,
@@ -159,14 +177,14 @@ def _loader_of(workload: Workload) -> Any:
     return workload.build_loader(Config(batch_size=size))
 
 
-def _pattern_of(workload: Workload, loader: Any) -> Pattern:
+def _pattern_of(workload: Workload, loader: Any, largest: Sequence[int]) -> Pattern:
     """Return what batches look like: of the largest sample found, else of the largest of a few."""
     count = workload.batch_size_fn or count_samples
     size, next_size = FITTED_SIZES
     if is_scannable(loader) and len(loader.dataset) >= next_size:
-        index = (*find_largest(loader, seconds=SCAN_SECONDS).indices, 0)[0]
+        index = (*(largest or find_largest(loader, seconds=SCAN_SECONDS).indices), 0)[0]
         batch, larger = (collate(loader, [index], count=samples) for samples in FITTED_SIZES)
         if (count(batch), count(larger)) == FITTED_SIZES:
             return Pattern(batch=batch, samples=size, larger=larger, more_samples=next_size - size)
-    largest = max(first_batches(loader, BATCHES_SEEN), key=batch_bytes)
-    return Pattern(batch=largest, samples=count(largest))
+    seen = max(first_batches(loader, BATCHES_SEEN), key=batch_bytes)
+    return Pattern(batch=seen, samples=count(seen))

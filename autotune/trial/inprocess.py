@@ -14,8 +14,10 @@ from torch.optim import Optimizer
 
 from autotune.device.base import find_device
 from autotune.facts import Survey
+from autotune.memory.foretold import Forecast, Question
 from autotune.outcome import Report, Request
 from autotune.step.restore import borrowed
+from autotune.trial.foretell import foretell
 from autotune.trial.launch import attempt, reading
 from autotune.trial.survey import survey
 from autotune.workload import Workload
@@ -50,6 +52,15 @@ class InProcess:
         """
         with _lent(self._workload) as workload, reading():
             return survey(workload, self._device, scan_seconds=scan_seconds)
+
+    def foretell(self, question: Question) -> Forecast:
+        """Return the peaks that are asked for; the user's model is traced without its data.
+
+        Raises:
+            AutotuneError: If the workload cannot be tuned as it is.
+        """
+        with _lent(self._workload) as workload, reading():
+            return foretell(workload, question, device_kind=self._device.kind)
 
     def __call__(self, request: Request) -> Report:
         """Run a request here; weights, modes, hooks, flags and random numbers are put back."""

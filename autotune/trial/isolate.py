@@ -17,6 +17,7 @@ from typing import Any, Self
 import autotune.errors
 from autotune.errors import AutotuneError, WorkloadInvalid
 from autotune.facts import Survey
+from autotune.memory.foretold import Forecast, Question
 from autotune.outcome import Crashed, Launch, Outcome, OutOfMemory, Report, Request, TimedOut
 from autotune.trial.connection import FAREWELL_SECONDS, Connection
 from autotune.trial.order import Order, Source, read_answer, write_order
@@ -25,6 +26,9 @@ from autotune.units import format_duration
 
 SURVEY_SECONDS = 120.0
 """How long reading the workload may take, the scan for its largest samples apart."""
+
+PREDICTION_PATIENCE = 2.0
+"""A prediction begins no further cell after its time; the last one may take as long again."""
 
 LOOK_SECONDS = 0.25
 """How often it is looked whether a launch has answered that has not ended yet."""
@@ -97,6 +101,19 @@ class Isolated:
             raise WorkloadInvalid(reason, hint=ended.log_tail)
         return Survey.from_dict(ended.answer["survey"])
 
+    def foretell(self, question: Question) -> Forecast:
+        """Return the peaks that are asked for; where the launch gave no answer, none and why.
+
+        Raises:
+            AutotuneError: What the launch found wrong, under its own type.
+        """
+        limit_seconds = question.seconds * PREDICTION_PATIENCE
+        ended = self._launch(self._order(question=question), seconds=limit_seconds)
+        if ended.answer is not None:
+            return Forecast.from_dict(ended.answer["forecast"])
+        reason = f"tracing it {_how(ended, limit_seconds)}"
+        return Forecast(untraced={cell: reason for cell, _ in question.cells})
+
     def __call__(self, request: Request) -> Report:
         """Run a request in a fresh process; whatever it started is ended afterwards.
 
@@ -115,11 +132,18 @@ class Isolated:
         self._connection.close()
         self._folder.cleanup()
 
-    def _order(self, *, request: Request | None = None, scan_seconds: float = 0.0) -> Order:
+    def _order(
+        self,
+        *,
+        request: Request | None = None,
+        question: Question | None = None,
+        scan_seconds: float = 0.0,
+    ) -> Order:
         return Order(
             source=self._source,
             device=self._device,
             request=request,
+            question=question,
             scan_seconds=scan_seconds,
             start_method=self._start_method,
         )

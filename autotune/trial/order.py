@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import WorkloadInvalid
+from autotune.memory.foretold import Question
 from autotune.outcome import Request
 
 INSIDE_LAUNCH = "AUTOTUNE_LAUNCH"
@@ -47,7 +48,8 @@ class Order:
     Args:
         source: What to run.
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
-        request: What is asked for; None surveys the workload.
+        request: What is asked for; None surveys the workload, or predicts its memory.
+        question: What is to be predicted; None where nothing is.
         scan_seconds: How long a survey looks for the largest samples.
         start_method: How loader workers are started; None takes Python's default.
     """
@@ -55,6 +57,7 @@ class Order:
     source: Source
     device: str
     request: Request | None = None
+    question: Question | None = None
     scan_seconds: float = 5.0
     start_method: str | None = None
 

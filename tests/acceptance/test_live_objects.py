@@ -133,8 +133,8 @@ def _in_notebook(folder: Path) -> str:
     notebook = nbformat.v4.new_notebook(cells=cells)
     client = nbclient.NotebookClient(notebook, resources={"metadata": {"path": str(folder)}})
     client.execute()
-    text: str = notebook.cells[-1].outputs[-1].text
-    return text
+    printed = [each.text for each in notebook.cells[-1].outputs if each.get("name") == "stdout"]
+    return "".join(printed)  # progress goes to stderr, before or after it
 
 
 def _checked(ended: Ended) -> str:
