@@ -56,7 +56,7 @@ def test_advice_says_what_fits_more() -> None:
     advice = size_of(PLAIN, RECOMPUTED).advice()
 
     assert advice[0] == "bf16, checkpointed takes 5.0 times the batch of fp32"
-    assert "goes to activations: shorter samples" in advice[1]
+    assert "goes to activations: checkpointing" in advice[1]
 
 
 def test_an_optimizers_peak_is_named_as_such() -> None:

@@ -5,25 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.memory.forecast import CUDA_MARGIN, HIDDEN_MARGIN, Cell, Estimate
-from autotune.memory.trace import Category, Phase
+from autotune.output.parts import advice_on, largest_part, parts_words
 from autotune.units import format_bytes
 
 SCHEMA_VERSION = 1
-
-LARGE_SHARE = 0.4
-"""Of a peak; a part as large as this is worth a word of advice."""
-
-SHOWN_SHARE = 0.02
-"""Parts below this share of a peak are not shown."""
-
-_PARTS = {
-    Category.PARAMETERS: "parameters",
-    Category.GRADIENTS: "gradients",
-    Category.OPTIMIZER_STATE: "optimizer state",
-    Category.ACTIVATIONS: "activations",
-    Category.TEMPORARIES: "temporaries",
-    Category.INPUTS: "inputs",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,21 +134,11 @@ def _cell_words(each: PlannedCell) -> str:
     if each.estimate is None:
         return f"not known: {each.reason}"
     needs = f"{format_bytes(each.estimate.peak_bytes)} + {each.estimate.margin:.0%}"
-    peak = f"{needs:<16}  peak in {each.estimate.instant.phase}: {_parts_words(each.estimate)}"
+    peak = f"{needs:<16}  peak in {each.estimate.instant.phase}: {parts_words(each.estimate)}"
     if not each.batch_size:
         return f"does not fit     1 sample needs {peak}"
     whole = ", all data" if each.is_whole_data else ""
     return f"{f'batch {each.batch_size:,}{whole}':<15}  {peak}"
-
-
-def _parts_words(estimate: Estimate) -> str:
-    instant = estimate.instant
-    shares = {
-        name: instant.by_category[category] / max(instant.peak_bytes, 1)
-        for category, name in _PARTS.items()
-    }
-    shown = sorted(shares.items(), key=lambda item: -item[1])
-    return ", ".join(f"{name} {share:.0%}" for name, share in shown if share >= SHOWN_SHARE)
 
 
 def _advice(size: PlannedSize) -> Iterator[str]:
@@ -171,7 +146,7 @@ def _advice(size: PlannedSize) -> Iterator[str]:
     if not known:
         return
     if best is None:
-        yield _largest_part(min(known, key=_need))
+        yield from _largest_part(min(known, key=_need))
         return
     plain = known[0]
     if not plain.batch_size:
@@ -179,46 +154,18 @@ def _advice(size: PlannedSize) -> Iterator[str]:
     elif best.batch_size > plain.batch_size:
         times = best.batch_size / plain.batch_size
         yield f"{best.name} takes {times:.1f} times the batch of {plain.name}"
-    yield from _bound(best)
+    if best.estimate is not None and not best.is_whole_data:
+        yield from advice_on(best.estimate, name=best.name)
+
+
+def _largest_part(each: PlannedCell) -> Iterator[str]:
+    """Yield what is largest of a peak, and what makes it smaller."""
+    if each.estimate is not None:
+        yield largest_part(each.estimate, name=each.name)
 
 
 def _need(each: PlannedCell) -> int:
     return each.estimate.high_bytes if each.estimate else 0
-
-
-def _largest_part(each: PlannedCell) -> str:
-    """Return what is largest of a peak, and what makes it smaller."""
-    if each.estimate is None:
-        return each.reason
-    parts = each.estimate.instant.by_category
-    largest = max(parts, key=lambda category: parts[category])
-    share = parts[largest] / max(each.estimate.instant.peak_bytes, 1)
-    return f"{share:.0%} of what {each.name} needs goes to {_PARTS[largest]}: {_REMEDIES[largest]}"
-
-
-_REMEDIES = {
-    Category.PARAMETERS: "a smaller model, or one whose parameters are frozen or shared out",
-    Category.GRADIENTS: "freeze a part of the model",
-    Category.OPTIMIZER_STATE: "an optimizer with less state, such as SGD or Adafactor",
-    Category.ACTIVATIONS: "shorter samples, or checkpoint_blocks that name larger blocks",
-    Category.TEMPORARIES: "shorter samples, or smaller outputs, which most of it is made of",
-    Category.INPUTS: "shorter samples",
-}
-
-
-def _bound(best: PlannedCell) -> Iterator[str]:
-    """Yield what holds back the largest batch, where it is not what a batch adds."""
-    if best.estimate is None or best.is_whole_data:
-        return
-    instant = best.estimate.instant
-    state = instant.by_category[Category.OPTIMIZER_STATE] / max(instant.peak_bytes, 1)
-    if instant.phase is Phase.OPTIMIZER:
-        yield (
-            f"the peak of {best.name} is the optimizer's step, whatever the batch size: "
-            "fused=True spares its temporaries"
-        )
-    if state >= LARGE_SHARE or instant.phase is not Phase.OPTIMIZER:
-        yield _largest_part(best)
 
 
 def _margin_words(plan: Plan) -> Iterator[str]:

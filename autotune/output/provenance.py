@@ -13,6 +13,7 @@ def how_measured(summary: Summary) -> tuple[tuple[str, str], ...]:
         "speed-up": _pairs_words(summary),
         "samples per second": "real samples end to end, the wait for the loader included",
         "peak memory": _peak_words(summary),
+        "memory beforehand": _forecast_words(summary),
         "launches of the answer": str(measured.launches) if measured else "none",
         "wait for data": _wait_words(measured),
         "cost": words.cost_words(summary),
@@ -68,6 +69,20 @@ def _peak_words(summary: Summary) -> str:
         "live bytes of tensors in an untimed pass; the whole process, which is not held against "
         f"the limit, took {format_bytes(rss)}"
     )
+
+
+def _forecast_words(summary: Summary) -> str:
+    """Return how memory was predicted, or why it was not; empty where nobody asked."""
+    forecast = summary.forecast
+    reasons = "; ".join(dict.fromkeys(forecast.untraced.values()))
+    unseen = f"cannot be traced: {reasons}" if reasons else ""
+    if forecast.peaks:
+        count = words.count(sum(map(len, forecast.peaks.values())), "peak")
+        told = f"{count} predicted in {format_duration(forecast.seconds)} by tracing the step"
+        return f"{told}; some of it {unseen}" if unseen else told
+    if not unseen:
+        return ""
+    return f"not predicted, since the step {unseen}; two measured sizes bound what others need"
 
 
 def _batch_words(summary: Summary) -> str:

@@ -9,6 +9,7 @@ from typing import TypeVar
 from autotune.knobs import PRECISIONS
 from autotune.outcome import Skipped, Trial
 from autotune.output import words
+from autotune.output.makeup import Makeup, makeup_of
 from autotune.output.picture import draw
 from autotune.output.provenance import how_measured, machine_facts
 from autotune.space import Config
@@ -108,6 +109,7 @@ class View:
     precisions: tuple[str, ...]
     picture_wide: str
     picture_narrow: str
+    makeup: Makeup | None
     peaks: tuple[PeakRow, ...]
     peaks_summary: str
     counts: str
@@ -137,6 +139,7 @@ def view_of(summary: Summary) -> View:
         precisions=_precisions(summary),
         picture_wide=draw(summary, width_inches=WIDE_INCHES, name="wide"),
         picture_narrow=draw(summary, width_inches=NARROW_INCHES, name="narrow"),
+        makeup=makeup_of(summary),
         peaks=_peaks(summary),
         peaks_summary=_peaks_summary(summary),
         counts=_counts(summary),
