@@ -1,17 +1,15 @@
 """One run from survey to files: what `fit` and the command have in common."""
 
-import hashlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from autotune.baseline import resolve_baseline
-from autotune.candidates import build_space
-from autotune.errors import AutotuneError, WorkloadInvalid
-from autotune.facts import UNKNOWN, Survey, WorkloadFacts
+from autotune.asking import fingerprint_of, make_task, signature
+from autotune.errors import AutotuneError
+from autotune.facts import UNKNOWN, Survey
 from autotune.journal import Journal, remembering, set_aside
 from autotune.machine import machine_of, versions
 from autotune.memory.foretold import Forecast, Question
@@ -19,6 +17,7 @@ from autotune.options import Options
 from autotune.outcome import Report, Request, Trial
 from autotune.output.files import JOURNAL, RECORDS, STUDY, TRIALS, OutFolder, TrialLog
 from autotune.output.terminal import Progress
+from autotune.output.worst_case import worst_cases
 from autotune.output.write import write_all
 from autotune.result import KeptFolder, Result
 from autotune.search.budget import Budget
@@ -26,11 +25,9 @@ from autotune.search.foresight import question_of
 from autotune.search.search import Decision, Search
 from autotune.search.studies import Studies
 from autotune.search.task import Task
-from autotune.space import Config
 from autotune.summary import Summary
 from autotune.trial.isolate import Isolated, preload_of_script
 from autotune.trial.order import Source, refuse_inside_launch
-from autotune.version import __version__
 
 if TYPE_CHECKING:
     from autotune.workload import Workload
@@ -243,118 +240,3 @@ class Run:
             worst_case=worst_cases(task.workload),
             forecast=task.forecast,
         )
-
-
-def fingerprint_of(survey: Survey) -> dict[str, Any]:
-    """Return what must be the same for a launch to be worth something in another run."""
-    device = survey.device
-    return dict(survey.workload.fingerprint) | {
-        "device": f"{device.kind} {device.name}",
-        "usable cores": device.usable_cores,
-        "versions": versions(),
-        "autotune": __version__,
-    }
-
-
-def make_task(survey: Survey, options: Options, *, largest_samples: tuple[int, ...]) -> Task:
-    """Return what the search is asked, from what is known and what was asked for.
-
-    Raises:
-        OptionInvalid: If the options contradict the workload, the device or each other.
-        WorkloadInvalid: If no batch size can be given to the loader.
-    """
-    device = survey.device
-    workload = replace(survey.workload, largest_samples=largest_samples)
-    baseline, global_batch = resolve_baseline(
-        workload, device, given=baseline_of(survey, options), global_batch=options.global_batch
-    )
-    return Task(
-        space=build_space(
-            workload,
-            device,
-            baseline=baseline,
-            global_batch=global_batch,
-            space=options.space,
-        ),
-        baseline=baseline,
-        workload=workload,
-        device=device,
-        limit_bytes=options.limit_bytes(survey),
-        goal=options.goal or "throughput",
-        seed=options.seed or 0,
-    )
-
-
-def baseline_of(survey: Survey, options: Options) -> Mapping[str, Any] | Config | None:
-    """Return what the user has today: what was given, over the settings of their `DataLoader`.
-
-    Raises:
-        WorkloadInvalid: If no batch size can be given to the loader.
-    """
-    fixed = fixed_batch_size(survey.workload, options)
-    if isinstance(options.baseline, Config):
-        return options.baseline
-    ignored = {"batch_size"} | ({"pin_memory"} if survey.device.kind == "cpu" else set())
-    stated = survey.workload.stated_settings
-    today = {name: value for name, value in stated.items() if name not in ignored}
-    return today | fixed | dict(options.baseline or {})
-
-
-def fixed_batch_size(workload: WorkloadFacts, options: Options) -> dict[str, Any]:
-    """Return the batch size that the user fixed, where `loader_fn` cannot be given any.
-
-    Raises:
-        WorkloadInvalid: If it cannot, and the user fixed none.
-    """
-    if "batch_size" in workload.loader_settings:
-        return {}
-    wanted = (options.space or {}).get("batch_size", ())
-    sizes = [wanted] if isinstance(wanted, int) else list(wanted)
-    if len(sizes) == 1:
-        return {"batch_size": sizes[0]}
-    raise WorkloadInvalid(
-        "loader_fn needs to accept batch_size, but of the loader's settings it accepts "
-        f"{', '.join(workload.loader_settings) or 'none'}",
-        hint="def loader_fn(batch_size, …): …\nor, where the loader has one built in, fix it: "
-        '--knob batch_size=N (in Python: space={"batch_size": [N]})',
-    )
-
-
-def signature(task: Task) -> str:
-    """Return the name of a search's studies: what cannot be compared has another one."""
-    told = (
-        sorted(task.workload.fingerprint.items()),
-        task.device.name,
-        sorted(versions().items()),
-        task.limit_bytes,
-        task.goal,
-        task.space.global_batch,
-    )
-    return hashlib.sha256(repr(told).encode()).hexdigest()[:12]
-
-
-def worst_cases(workload: WorkloadFacts) -> dict[str, str]:
-    """Return each worst case → whether it was probed, and how."""
-    length, scanned = workload.dataset_length, workload.scanned_samples
-    largest = "probed with the largest of the first batches, repeated"
-    if scanned and not workload.largest_samples:
-        largest = f"all of the {scanned} samples looked at are of one size"
-    elif scanned:
-        share = f" ({scanned / length:.0%} of the data set)" if length else ""
-        largest = f"probed with the largest of {scanned} samples{share}"
-    has_evaluation = workload.has_evaluation
-    return {
-        "longest batch": largest,
-        "first optimizer step": "probed: two whole cycles from a fresh start",
-        "evaluation": "probed with one batch" if has_evaluation else "no eval_loader_fn was given",
-        "last short batch": _last_short_batch(workload),
-        "resuming from a checkpoint": "not probed",
-    }
-
-
-def _last_short_batch(workload: WorkloadFacts) -> str:
-    if workload.drops_last:
-        return "the loader drops it"
-    if workload.is_map_style and workload.dataset_length:
-        return "probed, where the data set is no multiple of the batch"
-    return "not probed: where an epoch ends is not known"

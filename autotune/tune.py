@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autotune.asking import make_task
 from autotune.baseline import GlobalBatch
 from autotune.options import Options
 from autotune.result import Result
-from autotune.run import Run, make_task, open_script
+from autotune.run import Run, open_script
 from autotune.search.outlook import plan_of
 from autotune.space import Config, Goal
 

@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from autotune.asking import fingerprint_of
 from autotune.errors import NoLongerHolds, OptionInvalid
 from autotune.facts import Survey
 from autotune.outcome import Measured, Measurement, Outcome, Request, Runner
 from autotune.output.config_file import load_document
-from autotune.run import fingerprint_of, open_script
+from autotune.run import open_script
 from autotune.space import Config
 from autotune.units import format_bytes
 

@@ -9,6 +9,7 @@ import pytest
 import simulations
 
 from autotune import run as run_module
+from autotune.asking import baseline_of, fingerprint_of, make_task, signature
 from autotune.errors import NothingFits, OptionInvalid, OutFolderUnusable, WorkloadInvalid
 from autotune.facts import UNKNOWN, Survey
 from autotune.journal import Journal
@@ -16,8 +17,9 @@ from autotune.memory.foretold import Forecast, Question
 from autotune.options import Options
 from autotune.outcome import Report, Request
 from autotune.output.files import FILE_NAMES, JOURNAL, OutFolder, read_trials
+from autotune.output.worst_case import worst_cases
 from autotune.result import Result
-from autotune.run import Run, baseline_of, fingerprint_of, make_task, signature, worst_cases
+from autotune.run import Run
 from autotune.space import Config
 from autotune.testing import Simulated, SimulatedClock
 

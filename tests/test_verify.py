@@ -10,10 +10,10 @@ import pytest
 import simulations
 
 from autotune import verify as verify_module
+from autotune.asking import fingerprint_of
 from autotune.errors import NoLongerHolds, OptionInvalid
 from autotune.facts import Survey
 from autotune.outcome import Report, Request
-from autotune.run import fingerprint_of
 from autotune.space import Config
 from autotune.testing import Simulated, SimulatedClock
 from autotune.verify import verify

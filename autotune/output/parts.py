@@ -27,7 +27,7 @@ REMEDIES = {
     Category.PARAMETERS: "a smaller model, or one whose parameters are frozen or shared out",
     Category.GRADIENTS: "freeze a part of the model",
     Category.OPTIMIZER_STATE: "an optimizer with less state, such as SGD or Adafactor",
-    Category.ACTIVATIONS: "checkpointing (checkpoint_blocks may name larger blocks), or shorter samples",
+    Category.ACTIVATIONS: "checkpointing, of larger blocks if need be, or shorter samples",
     Category.TEMPORARIES: "shorter samples, or smaller outputs, which most of it is made of",
     Category.INPUTS: "shorter samples",
 }
