@@ -202,11 +202,11 @@ class Fits:
     def foretold(self, config: Config) -> int | None:
         """Return the peak predicted for a config that was not measured.
 
-        A mere lower bound is one only where it rules the config out.
+        A bound is none, but where it rules the config out.
         """
         predicted = self.predict(config)
-        is_bound = predicted.kind == "at_least" and self.may_run(config)
-        return None if is_bound or predicted.kind == "measured" else predicted.peak_bytes
+        is_said = predicted.kind == "foretold" or not self.may_run(config)
+        return predicted.peak_bytes if is_said else None
 
     def _reason(self, config: Config) -> str:
         if self.state(config) == "doomed":
