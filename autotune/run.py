@@ -186,7 +186,7 @@ class Run:
             studies=studies,
         )
         try:
-            return search.run()
+            return search.explained(search.run())
         except KeyboardInterrupt:
             decision = search.interrupted()
             if decision is None:
@@ -238,5 +238,6 @@ class Run:
             time_budget_seconds=options.time_seconds,
             wall_seconds=time.monotonic() - self._started,
             worst_case=worst_cases(task.workload),
+            effects=decision.effects,
             forecast=task.forecast,
         )

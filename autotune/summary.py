@@ -5,10 +5,29 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.facts import DeviceFacts, WorkloadFacts
+from autotune.knobs import Value
 from autotune.memory.foretold import Forecast
 from autotune.outcome import Measurement, Trial
 from autotune.space import Config
 from autotune.verdict import Estimate, Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effect:
+    """What a knob is worth around the answer: measured with it put back to the reference's value.
+
+    Args:
+        knobs: The knob, or those that belong together.
+        value: The reference's value of the first of them.
+        estimate: How many times as fast the answer is as with it put back; None where that was not
+            measured.
+        reason: Why it was not; empty where it was.
+    """
+
+    knobs: tuple[str, ...]
+    value: Value
+    estimate: Estimate | None
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +61,7 @@ class Summary:
         time_budget_seconds: The budget.
         wall_seconds: What the run took.
         worst_case: Worst case → whether and how it was probed, in words.
+        effects: What each knob is worth around the answer.
         forecast: The peaks that traces predicted before anything was run.
     """
 
@@ -69,4 +89,5 @@ class Summary:
     time_budget_seconds: float = 600.0
     wall_seconds: float = 0.0
     worst_case: Mapping[str, str] = field(default_factory=dict)
+    effects: tuple[Effect, ...] = ()
     forecast: Forecast = field(default_factory=Forecast)

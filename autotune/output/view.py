@@ -9,6 +9,7 @@ from typing import TypeVar
 from autotune.knobs import PRECISIONS
 from autotune.outcome import Skipped, Trial
 from autotune.output import words
+from autotune.output.effects import EffectRow, effect_rows
 from autotune.output.makeup import Makeup, makeup_of
 from autotune.output.picture import draw
 from autotune.output.provenance import how_measured, machine_facts
@@ -109,6 +110,7 @@ class View:
     precisions: tuple[str, ...]
     picture_wide: str
     picture_narrow: str
+    effects: tuple[EffectRow, ...]
     makeup: Makeup | None
     peaks: tuple[PeakRow, ...]
     peaks_summary: str
@@ -139,6 +141,7 @@ def view_of(summary: Summary) -> View:
         precisions=_precisions(summary),
         picture_wide=draw(summary, width_inches=WIDE_INCHES, name="wide"),
         picture_narrow=draw(summary, width_inches=NARROW_INCHES, name="narrow"),
+        effects=effect_rows(summary),
         makeup=makeup_of(summary),
         peaks=_peaks(summary),
         peaks_summary=_peaks_summary(summary),

@@ -155,6 +155,10 @@ class Fits:
         (peak,) = seen
         return peak.high_bytes * config.batch_size / peak.size > self._task.limit_bytes
 
+    def reason_against(self, config: Config) -> str:
+        """Return why a config may not run; empty where it may."""
+        return "" if self.may_run(config) else self._reason(config)
+
     def may_run(self, config: Config) -> bool:
         """Whether a config is neither proved too large nor known to die."""
         return self.state(config) in {"fits", "unknown"}

@@ -18,6 +18,7 @@ from autotune.search.confirm import (
     Claim,
     confirm,
 )
+from autotune.search.effects import effects_of
 from autotune.search.fits import Fits
 from autotune.search.footing import Footing, find_footing
 from autotune.search.larger import larger_batch_note
@@ -29,6 +30,7 @@ from autotune.search.remarks import on_growth, on_spread
 from autotune.search.studies import Studies
 from autotune.search.task import Event, Task
 from autotune.space import Config
+from autotune.summary import Effect
 from autotune.verdict import Estimate, Verdict
 
 
@@ -49,6 +51,7 @@ class Decision:
         speedup: The ratio measured by the verdict's pairs; None without them, and where the
             baseline does not fit.
         notes: What a reader must not miss, in sentences.
+        effects: What each knob is worth around the answer.
     """
 
     verdict: Verdict
@@ -60,6 +63,7 @@ class Decision:
     best_at_baseline_batch: Trial | None
     speedup: Estimate | None
     notes: tuple[str, ...]
+    effects: tuple[Effect, ...] = ()
 
 
 def run_search(
@@ -109,6 +113,7 @@ class Search:
         )
         self._fits = Fits(self._launcher)
         self._footing: Footing | None = None
+        self._plan: Plan | None = None
         self._decided: Decision | None = None
         self._verified: dict[Config, Trial] = {}
         self._notes: list[str] = []
@@ -118,20 +123,31 @@ class Search:
         footing = self._first_footing()
         self._footing = footing
         self._verified[footing.reference.config] = footing.verified
-        plan = Plan(self._launcher, footing.reference.config)
+        plan = self._plan = Plan(self._launcher, footing.reference.config)
         explorer = self._explored(footing, plan)
         pick = self._verified_pick(explorer, plan)
         if pick == footing.reference.config:
             self._decided = self._keep(is_searched=plan.is_explored or bool(explorer.standings))
         else:
             self._decided = self._judged(pick, plan)
-        return self._with_outlook(self._decided, explorer)
+        self._decided = self._with_outlook(self._decided, explorer)
+        return self._decided
 
     def _first_footing(self) -> Footing:
         try:
             return find_footing(self._launcher, self._fits)
         except BudgetSpent as error:
             raise NothingVerified(str(error), hint=error.hint) from error
+
+    def explained(self, decision: Decision) -> Decision:
+        """Return a decision with what each knob is worth, where it is a gain, by some launches."""
+        answer, reference = decision.config, decision.reference
+        if self._plan is None or decision.verdict != "tuned" or answer == reference:
+            return decision
+        found = effects_of(
+            self._launcher, self._plan, self._fits, answer=answer, reference=reference
+        )
+        return replace(decision, effects=found)
 
     def interrupted(self) -> Decision | None:
         """Return the best config verified so far, as a decision; None where there is none.
