@@ -270,7 +270,7 @@ def _peaks(summary: Summary) -> tuple[PeakRow, ...]:
             config=config.describe(),
             predicted=format_bytes(predicted),
             measured=format_bytes(measured),
-            difference=f"{predicted / measured - 1:+.1%}",
+            difference=f"{predicted / measured - 1:+z.1%}",
         )
         for config, predicted, measured in _foretold(summary)
     )
@@ -282,7 +282,7 @@ def _peaks_summary(summary: Summary) -> str:
         return ""
     return (
         f"{words.count(len(errors), 'prediction')}, made before the launch; they differ from the "
-        f"measured peak by {min(errors):+.1%} to {max(errors):+.1%}."
+        f"measured peak by {min(errors):+z.1%} to {max(errors):+z.1%}."
     )
 
 
