@@ -1,5 +1,6 @@
 """autotune finds the fastest training configuration of a PyTorch model that fits in memory."""
 
+import random
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -48,7 +49,11 @@ def __getattr__(name: str) -> object:
     """Load a promised name when it is first used, so that `--help` never loads torch (PEP 562)."""
     if name not in _HOME:
         raise AttributeError(f"module 'autotune' has no attribute {name!r}")
-    return getattr(import_module(f"autotune.{_HOME[name]}"), name)
+    drawn = random.getstate()
+    try:
+        return getattr(import_module(f"autotune.{_HOME[name]}"), name)
+    finally:
+        random.setstate(drawn)  # rich draws a number when it is loaded
 
 
 def __dir__() -> list[str]:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.utils.data import DataLoader, Dataset
 
+    from autotune.workload import Workload
+
 
 def fit(
     model: "nn.Module | Callable[[], nn.Module]",
@@ -84,7 +86,7 @@ def fit(
         NothingVerified: If time or trials ended before anything was verified.
         KeyboardInterrupt: If it was interrupted before anything was verified.
     """
-    from autotune.live import open_live  # noqa: PLC0415  # torch, where it is needed
+    from autotune.step.restore import borrowed  # noqa: PLC0415  # torch, where it is needed
     from autotune.workload import live_workload  # noqa: PLC0415  # as above
 
     options = Options(
@@ -110,6 +112,13 @@ def fit(
         batch_size_fn=batch_size_fn,
         checkpoint_blocks=checkpoint_blocks,
     )
+    with borrowed(None):  # libraries that are loaded on the way draw random numbers too
+        return _fit(workload, options, isolate=isolate, progress=progress)
+
+
+def _fit(workload: "Workload", options: Options, *, isolate: bool | None, progress: bool) -> Result:
+    from autotune.live import open_live  # noqa: PLC0415  # torch, where it is needed
+
     with open_live(workload, device=options.device, isolate=isolate) as (runner, notes):
         return Run(
             runner, options, live_workload=workload, notes=notes, command="autotune.fit(…)"

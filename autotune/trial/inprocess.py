@@ -59,7 +59,7 @@ class InProcess:
         Raises:
             AutotuneError: If the workload cannot be tuned as it is.
         """
-        with _lent(self._workload) as workload, reading():
+        with _lent(self._workload, has_steps=False) as workload, reading():
             return foretell(workload, question, device_kind=self._device.kind)
 
     def __call__(self, request: Request) -> Report:
@@ -73,11 +73,12 @@ class InProcess:
 
 
 @contextmanager
-def _lent(workload: Workload) -> Iterator[Workload]:
+def _lent(workload: Workload, *, has_steps: bool = True) -> Iterator[Workload]:
     """Yield the workload; its model, and what its functions hand out, are given back on exit.
 
     A `loader_fn` may give its loader a generator that the caller goes on with, and an
-    `optimizer_fn` may hand out the very optimizer of the caller's own training.
+    `optimizer_fn` may hand out the very optimizer of the caller's own training: where no step is
+    made it stays as it is.
     """
     with ExitStack() as loans:
         loans.enter_context(borrowed(workload.live_model))
@@ -91,7 +92,7 @@ def _lent(workload: Workload) -> Iterator[Workload]:
             workload,
             loader_fn=_remembering(workload.loader_fn, loans),
             eval_loader_fn=lend(workload.eval_loader_fn),
-            optimizer_fn=lend(workload.optimizer_fn),
+            optimizer_fn=lend(workload.optimizer_fn) if has_steps else workload.optimizer_fn,
         )
 
 

@@ -27,6 +27,9 @@ FILES = ("config.json", "report.html", "report.md", "study.db", "train.py", "tri
 JOURNAL = "launches.jsonl"
 """What a run leaves beside them for the next run in the same folder."""
 
+UNHURRIED = ("--trials", "40", "--time-budget", "90s")
+"""Launches end such a run, not the clock: a machine with other work comes to the same answer."""
+
 BRIEFLY = ("--trials", "8", "--time-budget", "60s")
 """Options of a run that need not go far: bounded by launches, it goes as far on any machine."""
 

@@ -45,7 +45,7 @@ autotune_options = {
     "baseline": {"batch_size": 8, "accumulation_steps": 4},
     "space": {"amp": ["off"], "threads": [1], "batch_size": [8, 32]},
     "trials": 36,
-    "time_budget": "22s",
+    "time_budget": "90s",
 }
 """
 """Every process that launches it leaves a line, so that the launches can be counted from outside.

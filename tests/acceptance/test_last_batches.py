@@ -162,7 +162,7 @@ def sorted_lengths(tmp_path_factory: pytest.TempPathFactory) -> Ended:
     script = write_workload(tmp_path_factory.mktemp("sorted"), SORTED)
     limit = ("--memory", f"{LIMIT_MEBIBYTES}MiB", "--global-batch", "free")
     options = (*PLAIN, "--knob", "num_workers=0", "--knob", "checkpointing=off")
-    return autotune(script, *limit, *options, "--trials", "28", "--time-budget", "40s")
+    return autotune(script, *limit, *options, "--trials", "28", "--time-budget", "90s")
 
 
 def test_the_answer_survives_the_longest_batch(sorted_lengths: Ended) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from acceptance.product import Ended, autotune, python, write_workload
+from acceptance.product import UNHURRIED, Ended, autotune, python, write_workload
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +53,7 @@ def test_waiting_for_samples_is_cured_by_workers(tmp_path: Path) -> None:
     """Two milliseconds a sample: workers are chosen, and the gain is at least a fifth, surely."""
     script = write_workload(tmp_path, MAPPED.format(fetch=WAITS))
 
-    run = autotune(script, *PLAIN, "--knob", "persistent_workers=on", "--time-budget", "32s")
+    run = autotune(script, *PLAIN, "--knob", "persistent_workers=on", *UNHURRIED)
 
     assert run.code == 0
     assert run.document["verdict"] == "tuned"
@@ -71,7 +71,7 @@ def failed(
     how, outcomes, word = FAILURES[request.param]
     fetch = f"{WAITS}; get_worker_info() and index == 77 and {how}"
     script = write_workload(tmp_path_factory.mktemp(request.param), MAPPED.format(fetch=fetch))
-    return autotune(script, *PLAIN, "--trials", "12", "--time-budget", "45s"), outcomes, word
+    return autotune(script, *PLAIN, "--trials", "12", "--time-budget", "90s"), outcomes, word
 
 
 def test_workers_that_fail_are_done_without(failed: tuple[Ended, set[str], str]) -> None:
@@ -188,8 +188,8 @@ def streamed(tmp_path_factory: pytest.TempPathFactory) -> Ended:
     """A run on a stream without length, where large batches pay."""
     source = STREAM.format(is_shared=True, wait_seconds=0, step_seconds=0.01)
     script = write_workload(tmp_path_factory.mktemp("streamed"), source)
-    options = ("--global-batch", "free", "--knob", "num_workers=0", "--time-budget", "28s")
-    return autotune(script, *PLAIN, *options)
+    options = ("--global-batch", "free", "--knob", "num_workers=0")
+    return autotune(script, *PLAIN, *options, *UNHURRIED)
 
 
 def test_a_stream_without_length_is_tuned(streamed: Ended) -> None:
@@ -220,7 +220,7 @@ def test_a_stream_is_not_given_to_workers_that_repeat_it(tmp_path: Path) -> None
     source = STREAM.format(is_shared=False, wait_seconds=0.002, step_seconds=0)
     script = write_workload(tmp_path, source)
 
-    run = autotune(script, *PLAIN, "--knob", "batch_size=16", "--time-budget", "25s")
+    run = autotune(script, *PLAIN, "--knob", "batch_size=16", *UNHURRIED)
     (tmp_path / "sizes").unlink()
     loop = python(str(run.out / "train.py"), "--epochs", "1", cwd=tmp_path)
 

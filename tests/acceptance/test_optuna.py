@@ -14,7 +14,7 @@ from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
-from acceptance.product import Ended, autotune, write_workload
+from acceptance.product import UNHURRIED, Ended, autotune, write_workload
 
 pytestmark = pytest.mark.slow
 
@@ -62,7 +62,7 @@ def limited(tmp_path_factory: pytest.TempPathFactory) -> Ended:
     """A run with trials that fit, that do not, and that fail."""
     script = write_workload(tmp_path_factory.mktemp("limited"), HEAVY)
     options = ("--knob", "amp=off", "--knob", "threads=1", "--global-batch", "free")
-    return autotune(script, *options, "--memory", "8MiB", "--time-budget", "28s")
+    return autotune(script, *options, "--memory", "8MiB", *UNHURRIED)
 
 
 @pytest.fixture(scope="module", params=["tuned", "limited"])
@@ -195,7 +195,7 @@ def test_what_is_kept_is_the_best_trial(tmp_path: Path) -> None:
     script = write_workload(tmp_path, extra)
     narrow = ("--knob", "amp=off", "--knob", "num_workers=0", "--knob", "batch_size=16,32")
 
-    run = autotune(script, *narrow, "--time-budget", "25s")
+    run = autotune(script, *narrow, *UNHURRIED)
 
     best = open_studies(f"sqlite:///{run.out / 'study.db'}")["e2e"].best_trial
     assert run.code == 0

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import autotune
-from acceptance.product import wait_for
+from acceptance.product import python, wait_for
 from autotune.errors import AutotuneError
 
 pytestmark = pytest.mark.slow
@@ -213,6 +213,31 @@ def test_the_callers_own_optimizer_is_given_back(make_job: Callable[[str], Job])
     )
 
     assert differences(before, snapshot(job)) == []
+
+
+FRESH = """
+import random
+import numpy, torch, autotune
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.randn(64, 4), torch.randint(0, 2, (64,)))
+def told():
+    arrays = (numpy.random.get_state()[1], torch.get_rng_state())
+    return random.getstate(), [each.tolist() for each in arrays]
+
+model = torch.nn.Linear(4, 2)
+before = told()
+autotune.fit(model, lambda batch_size=8: DataLoader(data, batch_size), isolate=False, trials=5)
+print(told() == before)
+"""
+
+
+def test_what_is_loaded_on_the_way_draws_no_random_number(tmp_path: Path) -> None:
+    """Some libraries draw when they are imported, which the first call in a process does."""
+    ended = python("-", cwd=tmp_path, source=FRESH)
+
+    assert ended.code == 0, ended.stderr
+    assert ended.stdout.splitlines()[-1] == "True"
 
 
 def test_the_comparison_sees_what_changes(make_job: Callable[[str], Job]) -> None:

@@ -48,7 +48,7 @@ def can_have_little_room() -> bool:
 def test_no_worker_meets_a_bus_error(tmp_path: Path) -> None:
     """Workers are tried, and only as far as their queues have room: 3 samples for each MiB."""
     script = write_workload(tmp_path, LARGE_SAMPLES)
-    options = ("--trials", "30", "--time-budget", "40s", "--knob", "amp=off")
+    options = ("--trials", "30", "--time-budget", "90s", "--knob", "amp=off")
     run = autotune(script, *options, "--global-batch", "free", command=LITTLE_ROOM)
 
     assert run.code == 0, run.stderr
