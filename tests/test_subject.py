@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW
 
 from autotune.device.cpu import CpuDevice
+from autotune.knobs import CHECKPOINTING
 from autotune.memory.forecast import Cell, NotTraced
 from autotune.memory.replay import fit_law
 from autotune.memory.trace import Category, Phase, Trace, peak_bytes, peak_of
@@ -27,7 +28,7 @@ from autotune.workload import Workload
 CELLS = [
     Cell(amp=amp, checkpointing=checkpointing, is_accumulated=is_accumulated)
     for amp in ("off", "bf16")
-    for checkpointing in ("off", "full")
+    for checkpointing in CHECKPOINTING
     for is_accumulated in (False, True)
 ] + [
     Cell(channels_last=True, optimizer_impl="fused"),
@@ -132,7 +133,7 @@ def real_peak(subject: Subject, cell: Cell, batch: Any) -> int:
     stepper.autocast = autocast(CPU, cell.amp)
     blocks = blocks_of(model, cell.config())
     with (
-        checkpointed(model, blocks),
+        checkpointed(model, blocks, kind=cell.checkpointing),
         varied(stepper, cell.config()),
         CpuDevice().watch(_held(model, batch), limit_bytes=None) as meter,
     ):

@@ -63,6 +63,18 @@ class Device(Protocol):
         """Return the bytes that this process has of the device, what is no tensor included."""
         ...
 
+    def spilled_bytes(self) -> int:
+        """Return the bytes of this process that lie outside the device's own memory.
+
+        No allocation fails then, and everything is many times slower (CASES.md row 116): the
+        host's memory behind a GPU's, the disk behind a CPU's.
+        """
+        ...
+
+    def others_bytes(self) -> int | None:
+        """Return the bytes of the device that other processes have; None where unknown."""
+        ...
+
     def synchronize(self) -> None:
         """Wait until everything that was asked of the device is done."""
         ...

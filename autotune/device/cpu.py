@@ -118,6 +118,14 @@ class CpuDevice:
         """Return the most memory that this process was resident with, in bytes."""
         return self.host.peak_rss_bytes()
 
+    def spilled_bytes(self) -> int:
+        """Return the bytes of this process that were swapped out; 0 where the system hides it."""
+        return self.host.status_bytes("VmSwap") or 0
+
+    def others_bytes(self) -> int | None:
+        """Return None: what a loader's workers have cannot be told from what others have."""
+        return None
+
     def synchronize(self) -> None:
         """Do nothing: a CPU's operators are done when they return."""
 

@@ -124,6 +124,26 @@ class CudaDevice:
         self._touch()
         return self._reserved() + (self._context_bytes() or CONTEXT_BYTES)
 
+    def spilled_bytes(self) -> int:
+        """Return the bytes that the allocator holds beyond what is in use on the GPU by us.
+
+        A driver for Windows, WSL included, gives the host's memory where the GPU's is full. A GPU
+        without memory of its own has nowhere to spill to.
+        """
+        self._touch()
+        if torch.cuda.get_device_properties(self._device).is_integrated:
+            return 0
+        free_bytes, total_bytes = torch.cuda.mem_get_info(self._device)
+        ours_at_most = total_bytes - free_bytes - (self.others_bytes() or 0)
+        return max(self._reserved() - ours_at_most, 0)
+
+    def others_bytes(self) -> int | None:
+        """Return what the driver counts for other processes; None where it does not tell."""
+        self._touch()
+        uuid = self._uuid or ""
+        ours, used = nvml.process_bytes(uuid, pid=os.getpid()), nvml.used_bytes(uuid)
+        return None if ours is None or used is None else max(used - ours, 0)
+
     def synchronize(self) -> None:
         """Wait for all kernels; an error of one that was still running is raised here."""
         torch.cuda.synchronize(self._device)

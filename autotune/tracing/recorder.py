@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from autotune.device.tracker import StorageTracker
 from autotune.memory.trace import Category, Phase, Trace, in_free_order
+from autotune.tracing.scratch import Stages, stages_of
 from autotune.tracing.workspace import sized
 
 _HIDDEN = re.compile(r"rnn|lstm|gru")
@@ -91,7 +92,23 @@ class Recorder(StorageTracker):
         name = str(func)
         if _HIDDEN.search(name):
             self._hidden[name] = None
-        return super().__torch_dispatch__(sized(func), types, args, kwargs)
+        start = len(self._events)
+        outputs = super().__torch_dispatch__(sized(func), types, args, kwargs)
+        self._add_scratch(stages_of(func, args, outputs), start)
+        return outputs
+
+    def _add_scratch(self, stages: Stages, start: int) -> None:
+        """Record what an operator held while it ran, before what it returned is recorded."""
+        for size in stages:
+            number = self._add(size, Category.WORKSPACE)
+            self._events[start:start] = [number, ~number]
+
+    def _add(self, size: int, category: Category) -> int:
+        """Return the number of a new allocation."""
+        self._bytes.append(size)
+        self._categories.append(category)
+        self._owners.append(self._within[-1])
+        return len(self._bytes) - 1
 
     def _recount(self, storage: torch.UntypedStorage, operator: object) -> None:
         """Record a storage that is new, or one of another size as freed and made anew."""
@@ -104,11 +121,9 @@ class Recorder(StorageTracker):
         if before:
             self._events.append(~self._numbers.pop(key))
         if after:
-            self._numbers[key] = len(self._bytes)
-            self._events.append(len(self._bytes))
-            self._bytes.append(after)
-            self._categories.append(self._held_as or self._category())
-            self._owners.append(self._within[-1])
+            number = self._add(after, self._held_as or self._category())
+            self._numbers[key] = number
+            self._events.append(number)
 
     def _died(self, key: int, reference: object) -> None:
         super()._died(key, reference)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.optim import Optimizer
 
 from autotune.boundary import Boundary
@@ -76,8 +76,10 @@ class Subject:
             _tell(stepper, recorder)
             window = [batch] * (ACCUMULATED if cell.is_accumulated else 1)
             blocks = self._blocks(twin, cell)
-            with checkpointed(twin, blocks), varied(stepper, cell.config()):
+            checkpointing = checkpointed(twin, blocks, kind=cell.checkpointing)
+            with checkpointing, varied(stepper, cell.config()):
                 recorder.hold_as(Category.PARAMETERS, [*twin.parameters(), *twin.buffers()])
+                recorder.hold_as(Category.OPTIMIZER_STATE, _state(stepper))
                 recorder.hold_as(Category.INPUTS, tensors_in(batch))
                 with recorder:
                     for _ in range(STEPS if is_whole else 1):
@@ -91,6 +93,7 @@ class Subject:
     def _stepper(self, twin: nn.Module, cell: Cell, batch_size: int) -> Stepper:
         """Return the step of a cell; what counts samples, or labels, would read values."""
         optimizer = self.workload.build_optimizer(twin)
+        _require_own(optimizer)
         if self.is_foreach:
             _take_all_at_once(optimizer)
         stepper = make_stepper(
@@ -106,10 +109,26 @@ class Subject:
         return stepper
 
 
+def _require_own(optimizer: Optimizer) -> None:
+    """Refuse an optimizer of the caller's own, whose state a traced step would change.
+
+    Raises:
+        Untraceable: If one of its parameters is not of the twin.
+    """
+    steps = [item for group in optimizer.param_groups for item in group["params"]]
+    if not all(isinstance(item, FakeTensor) for item in steps):
+        raise Untraceable("optimizer_fn hands out an optimizer of other parameters")
+
+
 def _take_all_at_once(optimizer: Optimizer) -> None:
     for group in optimizer.param_groups:
         if "foreach" in group and group["foreach"] is None and not group.get("fused"):
             group["foreach"] = True
+
+
+def _state(stepper: Stepper) -> Iterator[Tensor]:
+    """Return the optimizer's state: some make it when they are made, as Adagrad does."""
+    return tensors_in(dict(stepper.optimizer.state))
 
 
 def _tell(stepper: Stepper, recorder: Recorder) -> None:
@@ -129,7 +148,7 @@ def _tell(stepper: Stepper, recorder: Recorder) -> None:
         recorder.begin(Phase.OPTIMIZER)
 
     def stepped_told(*_: object) -> None:
-        recorder.mark(Category.OPTIMIZER_STATE, tensors_in(dict(optimizer.state)))
+        recorder.mark(Category.OPTIMIZER_STATE, _state(stepper))
 
     stepper.loss_fn, stepper.backward = forward_told, backward_told
     optimizer.register_step_post_hook(stepped_told)

@@ -25,6 +25,7 @@ from autotune.step.loss import LossUnclear
 from autotune.step.make import make_stepper
 from autotune.trial.measure import PATIENCE
 from autotune.trial.passes import Bench, Unusable, seed_everything
+from autotune.trial.pressure import Pressure
 from autotune.workload import Workload
 
 MODEL_SEED = 0
@@ -46,6 +47,7 @@ def attempt(workload: Workload, device: Device, request: Request) -> Report:
     started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
     deadline = time.monotonic() + request.time_limit_seconds * PATIENCE
     bench: Bench | None = None
+    pressure = Pressure(device)
     outcome: Outcome = Crashed(reason="the launch did not start")
     with Boundary() as boundary:
         seed_everything(MODEL_SEED)
@@ -55,6 +57,7 @@ def attempt(workload: Workload, device: Device, request: Request) -> Report:
     if boundary.failure is not None:
         outcome = end_of(boundary.failure, is_limited=request.limit_bytes is not None)
         forget(boundary.failure)  # its frames hold the step's tensors (CASES.md rows 16, 38)
+    outcome = pressure.judged(outcome)
     launch = Launch(
         started_at=started_at,
         seed=request.seed,

@@ -15,6 +15,9 @@ from autotune.trial.largest import batch_bytes
 PATIENCE = 0.75
 """Share of a launch's time limit after which it stops timing and answers with what it has."""
 
+WAITING = 0.03
+"""Share of the time that a loader is waited for below which its bursts cannot be seen."""
+
 LEAST_BLOCKS = 3
 """With fewer blocks of cycles their median is no better than their mean."""
 
@@ -125,8 +128,8 @@ def summarise(cycles: Sequence[Cycle], config: Config, *, has_queue: bool) -> Me
     """Return throughput and times of the cycles.
 
     Cycles of equal work are summed up by their median, which one stall does not move; where
-    workers give batches in bursts, by the median of blocks that even these out; where lengths vary,
-    or blocks would be short, by their total (METHOD.md B.3 and D.1).
+    workers are waited for, and give batches in bursts, by the median of blocks that even these out;
+    where lengths vary, or blocks would be short, by their total (METHOD.md B.3 and D.1).
 
     Args:
         cycles: What was timed.
@@ -135,16 +138,17 @@ def summarise(cycles: Sequence[Cycle], config: Config, *, has_queue: bool) -> Me
     """
     seconds = sum(cycle.seconds for cycle in cycles)
     samples = sum(cycle.samples for cycle in cycles)
+    waited = sum(cycle.wait_seconds for cycle in cycles) / seconds
     rate = samples / seconds
     if len({(cycle.samples, cycle.work_bytes) for cycle in cycles}) == 1:
-        blocks = _blocks(cycles, of=_block_length(config) if has_queue else 1)
+        blocks = _blocks(cycles, of=_block_length(config) if has_queue and waited > WAITING else 1)
         rate = cycles[0].samples / (statistics.median(blocks) if blocks else seconds / len(cycles))
     per_step = config.samples_per_optimizer_step / rate
     return Measurement(
         samples_per_second=rate,
         step_seconds=per_step / config.accumulation_steps,
         optimizer_step_seconds=per_step,
-        data_wait_share=sum(cycle.wait_seconds for cycle in cycles) / seconds,
+        data_wait_share=waited,
         samples_per_optimizer_step=config.samples_per_optimizer_step,
     )
 

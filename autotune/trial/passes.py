@@ -37,6 +37,8 @@ from autotune.trial.measure import (
     summarise,
     time_cycles,
 )
+from autotune.trial.pressure import cliff
+from autotune.trial.skips import never_made, scale_of, seldom_made, step_until_made
 from autotune.workload import Workload
 
 WATCHED_CYCLES = 2
@@ -105,7 +107,8 @@ class Bench:
         if self.request.purpose == "check":  # which does so for what it compares
             return run(self)
         blocks = self.blocks(self.config)
-        with checkpointed(self.stepper.model, blocks), varied(self.stepper, self.config):
+        kind, model = self.config.checkpointing, self.stepper.model
+        with checkpointed(model, blocks, kind=kind), varied(self.stepper, self.config):
             return run(self)
 
     def blocks(self, config: Config) -> list[str]:
@@ -182,7 +185,8 @@ def _evaluation_batches(bench: Bench) -> list[Any]:
 def _watch(bench: Bench, batch: Any, step: Callable[[], object]) -> Outcome:
     limit = bench.request.limit_bytes
     model = bench.stepper.model
-    held = [*model.parameters(), *model.buffers(), *tensors_in(batch)]
+    state = tensors_in(dict(bench.stepper.optimizer.state))  # Adagrad's is made with it
+    held = [*model.parameters(), *model.buffers(), *state, *tensors_in(batch)]
     with bench.device.watch(held, limit_bytes=limit) as meter:
         growth_bytes = _growth(step, meter) or None
     bench.peak_bytes = meter.peak.reserved_bytes or meter.peak.allocated_bytes
@@ -224,7 +228,7 @@ def _time_compute(bench: Bench) -> Outcome:
     batches = bench.read(steps * bench.request.cycles, most_bytes=HELD_BYTES)
     stream = windows(cycle(batches), steps)
     with _limited(bench) as meter:
-        bench.stepper(next(stream))
+        _warm(bench, next(stream))
         return _timed(bench, stream, meter)
 
 
@@ -232,12 +236,19 @@ def _time_training(bench: Bench) -> Outcome:
     """Steps end to end: device warmed on batches in hand, loader started with an empty queue."""
     window = bench.read(bench.config.accumulation_steps)
     with _limited(bench) as meter:
-        bench.stepper(window)
+        _warm(bench, window)
         bench.device.synchronize()
         stream = endless(bench.loader(), bench.config.accumulation_steps)
         skip_windows(stream, _windows_to_skip(bench))
         with closing(stream):  # ends the loader's workers
             return _timed(bench, stream, meter)
+
+
+def _warm(bench: Bench, window: list[Any]) -> None:
+    """Make a step; in fp16 until one is not skipped: the scale is too large at first."""
+    _, skips = step_until_made(bench.stepper, window)
+    if skipping := never_made(skips):
+        raise Unusable(skipping)
 
 
 def _windows_to_skip(bench: Bench) -> int:
@@ -255,7 +266,7 @@ def _limited(bench: Bench) -> AbstractContextManager[Meter | None]:
 
 def _timed(bench: Bench, stream: Iterator[list[Any]], meter: Meter | None) -> Outcome:
     losses: list[torch.Tensor] = []
-    before = meter.retries if meter else 0
+    before, scale = meter.retries if meter else 0, scale_of(bench.stepper)
     cycles = time_cycles(
         stream,
         lambda window: losses.append(bench.stepper(window)),
@@ -265,9 +276,13 @@ def _timed(bench: Bench, stream: Iterator[list[Any]], meter: Meter | None) -> Ou
         deadline=bench.deadline,
     )
     _refuse_thrashing((meter.retries if meter else 0) - before, steps=len(cycles))
+    if skipping := seldom_made(scale, scale_of(bench.stepper), steps=len(cycles)):
+        raise Unusable(skipping)
     bench.step_seconds = tuple(timed.seconds for timed in cycles)
     if not cycles:
         raise Unusable("no step ran")
+    if slowed := cliff(cycles):
+        raise Unusable(slowed)
     if not all(bool(torch.isfinite(loss)) for loss in losses):
         raise Unusable("the loss is not finite")
     peak = meter.peak if meter else None
