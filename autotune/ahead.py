@@ -39,8 +39,8 @@ def plan(
 ) -> Plan:
     """Say which batches would fit in memories of some sizes; no step is run, nothing is trained.
 
-    The step is traced on tensors that have shapes and no data, once for each precision, with and
-    without checkpointing. A function that makes the model is called where tensors have no data, if
+    The step is traced on tensors that have shapes and no data, once for each precision and
+    kind of checkpointing. A function that makes the model is called where tensors have no data, if
     that works; a model that is handed in stays as it is, and none of its data is copied.
 
     Args:
@@ -150,7 +150,7 @@ def _sizes(foreseen: "Foreseen", limits: Sequence[int]) -> tuple[PlannedSize, ..
 
 
 def _cells(foreseen: "Foreseen") -> Iterator[Cell]:
-    for checkpointing in ("off", "full") if foreseen.has_blocks else ("off",):
+    for checkpointing in ("off", *foreseen.kinds):
         for amp in PLANNED_PRECISIONS:
             yield Cell(amp=amp, checkpointing=checkpointing)
 

@@ -133,7 +133,9 @@ def _largest_divisor(whole: int, most: int) -> int:
 
 def _refuse_foreign(config: Config, workload: WorkloadFacts, device: DeviceFacts) -> None:
     if config.checkpointing != "off" and not workload.blocks:
-        raise OptionInvalid(f"the baseline's checkpointing cannot be full: {NEEDS_BLOCKS}")
+        raise OptionInvalid(
+            f"the baseline's checkpointing cannot be {config.checkpointing}: {NEEDS_BLOCKS}"
+        )
     if config.optimizer_impl not in {"default", *workload.optimizer_impls}:
         raise OptionInvalid(
             f"the baseline's optimizer_impl cannot be {config.optimizer_impl}: "

@@ -183,7 +183,10 @@ class _Knobs:
         return possible.get(name)
 
     def _checkpointing(self) -> tuple[str, ...]:
-        return CHECKPOINTING if self.workload.blocks else CHECKPOINTING[:1]
+        """Return the kinds that make a difference for the model's blocks, and the user's own."""
+        none, facts = CHECKPOINTING[0], self.workload
+        kinds = facts.checkpointing if facts.blocks else ()
+        return _ascending({none, *kinds, self.baseline.checkpointing})
 
     def _batch_sizes(self, world_size: int) -> tuple[tuple[Value, ...], str]:
         own = self.baseline.batch_size

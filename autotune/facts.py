@@ -80,6 +80,7 @@ class WorkloadFacts:
             `"dict"`, `"pair"`, `"whole"`, `"classes"` or `"values"`.
         has_evaluation: Whether an `eval_loader_fn` was given.
         blocks: Names of the modules that checkpointing may recompute; none where there are none.
+        checkpointing: Kinds of checkpointing that make a difference for these, cheapest first.
         batch: One line that describes the first batch.
         weight: What the default loss is a mean over: `"samples"`, `"labels"`, `"shifted_labels"`,
             `"label_values"`, `"classes"` or `"values"`.
@@ -119,6 +120,7 @@ class WorkloadFacts:
     has_evaluation: bool
     batch: str
     blocks: tuple[str, ...] = ()
+    checkpointing: tuple[str, ...] = ("full",)
     weight: str = "samples"
     nesting: str = "other"
     is_map_style: bool = False
@@ -159,6 +161,7 @@ class WorkloadFacts:
 _LISTS = (
     "loader_settings",
     "blocks",
+    "checkpointing",
     "functions",
     "eval_loader_settings",
     "largest_samples",

@@ -13,8 +13,11 @@ Value = bool | int | str | None
 PRECISIONS = ("off", "bf16", "fp16")
 """Every value of the knob `amp`."""
 
-CHECKPOINTING = ("off", "full")
+CHECKPOINTING = ("off", "selective", "selective_matmul", "alternate", "full")
 """Every value of the knob `checkpointing`, cheapest first (MEMORY.md D)."""
+
+IN_PART = ("selective", "selective_matmul")
+"""Those of its values that keep some results of each block."""
 
 OPTIMIZER_IMPLS = ("default", "foreach", "fused")
 """Every value of the knob `optimizer_impl`; the first is what the user's optimizer does itself."""

@@ -29,7 +29,9 @@ class Config:
         batch_size: Samples in a micro-batch, on each device.
         accumulation_steps: Micro-batches whose gradients make one optimizer step.
         amp: Precision of autocast: `"off"`, `"bf16"`, or `"fp16"` with a GradScaler.
-        checkpointing: What is recomputed for backward: nothing, or with `"full"` every block.
+        checkpointing: What is recomputed for backward: nothing, with `"full"` every block, with
+            `"alternate"` every second one; with `"selective_matmul"` of each block all but matmuls
+            and convolutions, with `"selective"` all but these and attention.
         num_workers: Loader processes; 0 loads in the training process.
         prefetch_factor: Batches that each worker prepares ahead; None without workers.
         persistent_workers: Whether workers live on between epochs; False without workers.
@@ -141,7 +143,13 @@ class Config:
 
 
 _AMP_WORDS = {"off": "fp32", "bf16": "bf16", "fp16": "fp16"}
-_CHECKPOINTING_WORDS = {"off": "", "full": "checkpointed"}
+_CHECKPOINTING_WORDS = {
+    "off": "",
+    "selective": "checkpointed but for matmuls and attention",
+    "selective_matmul": "checkpointed but for matmuls",
+    "alternate": "every second block checkpointed",
+    "full": "checkpointed",
+}
 _PINNING_WORDS = {False: "", True: "pinned memory"}
 _CUDNN_WORDS = {False: "", True: "cudnn.benchmark"}
 _LAYOUT_WORDS = {False: "", True: "channels last"}

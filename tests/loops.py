@@ -27,6 +27,12 @@ OF_LOSS_FN: dict[str, Any] = {
 OF_PAIRS: dict[str, Any] = {"loss": "classes", "weight": "classes", "nesting": "parts"}
 CHECKPOINTED: dict[str, Any] = {"config": {"checkpointing": "full"}}
 
+
+def checkpointed_as(kind: str, **facts: Any) -> dict[str, Any]:
+    """Return a variant of a kind of checkpointing."""
+    return {"config": {"checkpointing": kind}, "facts": {"blocks": BLOCKS, **facts}}
+
+
 VARIANTS: dict[str, dict[str, Any]] = {
     "bert": {},
     "full precision": {"config": {"amp": "off", "threads": 2}},
@@ -36,6 +42,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         **CHECKPOINTED,
         "facts": {"blocks": ("head", *BLOCKS), "uses_cache": True},
     },
+    "every second block checkpointed": checkpointed_as("alternate"),
     "loss_fn": {"facts": OF_LOSS_FN},
     "batch_size_fn": {
         "facts": {"nesting": "dict", "functions": ("batch_size_fn", "model_fn")},
@@ -57,6 +64,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "live objects, fused": {"script": None, "config": {"optimizer_impl": "fused"}},
     "live objects": {"script": None},
     "live objects, checkpointed": {"script": None, **CHECKPOINTED, "facts": {"blocks": BLOCKS}},
+    "live objects, checkpointed but for matmuls": {
+        "script": None,
+        **checkpointed_as("selective_matmul"),
+    },
     "live objects, loss_fn": {"script": None, "facts": OF_LOSS_FN},
 }
 """What a workload and its config may make of the file, each in fewer than 300 lines."""
@@ -83,6 +94,14 @@ LONGER: dict[str, dict[str, Any]] = {
         **CHECKPOINTED,
         "facts": {"blocks": BLOCKS, "has_block_buffers": True},
     },
+    "checkpointed but for matmuls": checkpointed_as("selective_matmul"),
+    "checkpointed but for matmuls and attention": checkpointed_as("selective"),
+    "checkpointed but for matmuls, with buffers": checkpointed_as(
+        "selective_matmul", has_block_buffers=True
+    ),
+    "checkpointed but for matmuls and attention, with buffers and a cache": checkpointed_as(
+        "selective", has_block_buffers=True, uses_cache=True
+    ),
     "everything": {
         "config": {"amp": "fp16", "checkpointing": "full", "threads": 2},
         "facts": {**OF_LOSS_FN, "blocks": BLOCKS, "has_block_buffers": True, "uses_cache": True},

@@ -100,6 +100,24 @@ def test_blocks_are_what_checkpointing_needs() -> None:
     assert "checkpoint_blocks" in none.left_out["checkpointing"]
 
 
+@pytest.mark.parametrize(
+    ("kinds", "own", "expected"),
+    [
+        (("selective", "alternate", "full"), "off", ("off", "selective", "alternate", "full")),
+        (("full",), "alternate", ("off", "alternate", "full")),
+    ],
+)
+def test_kinds_that_make_no_difference_are_left_out(
+    kinds: tuple[str, ...], own: str, expected: tuple[str, ...]
+) -> None:
+    """And are refused; but what the user has today is always there."""
+    facts = workload(blocks=BLOCKS, checkpointing=kinds)
+
+    assert space_of(facts, own={"checkpointing": own}).choices("checkpointing") == expected
+    with pytest.raises(OptionInvalid, match="cannot be selective_matmul here"):
+        space_of(facts, narrowed={"checkpointing": ["selective_matmul"]})
+
+
 def test_a_setting_that_the_loader_does_not_accept_is_left_out() -> None:
     """Each has its reason, and the batch size too is then the baseline's."""
     space = space_of(workload(loader_settings=()), cuda())

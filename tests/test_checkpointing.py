@@ -18,8 +18,16 @@ from transformers import (
 )
 
 from autotune.device.cpu import CpuDevice
-from autotune.step.checkpointing import checkpointed, find_blocks, holds_buffers, uses_cache
+from autotune.knobs import CHECKPOINTING
+from autotune.step.checkpointing import (
+    checkpointed,
+    find_blocks,
+    holds_buffers,
+    kinds_of,
+    uses_cache,
+)
 
+KINDS = CHECKPOINTING[1:]
 WIDTH = 16
 TOKENS = torch.arange(24).reshape(2, 12) % 7
 
@@ -39,6 +47,64 @@ class Residual(nn.Module):
         return changed
 
 
+class Recurrent(nn.Module):
+    """A block with a recurrent layer, and dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LSTM(WIDTH, WIDTH, batch_first=True)
+        self.dropout = nn.Dropout(0.2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return inputs, and what the layer makes of them, one after another."""
+        outputs, _ = self.layer(inputs[None])
+        changed: Tensor = inputs + self.dropout(outputs[0])
+        return changed
+
+
+class Convolved(nn.Module):
+    """A block as in a ResNet: activations and the sum are in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(1, 2, 3, padding=1, bias=False),
+            nn.BatchNorm2d(2),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(2, 1, 3, padding=1, bias=False),
+            nn.BatchNorm2d(1),
+        )
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return rows as images of four by four, and their change."""
+        images = inputs.reshape(-1, 1, 4, 4)
+        changed: Tensor = self.layers(images)
+        changed += images
+        self.relu(changed)
+        return changed.reshape(inputs.shape)
+
+
+class Attending(nn.Module):
+    """A layer of a transformer over all rows."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(WIDTH, 2, 2 * WIDTH, dropout, batch_first=True)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return the rows after they looked at each other."""
+        changed: Tensor = self.layer(inputs[None])
+        return changed[0]
+
+
+def stack_of(make: Callable[[], nn.Module], blocks: int = 4) -> nn.Module:
+    """A model that repeats some block, between two layers."""
+    torch.manual_seed(0)
+    repeated = nn.Sequential(*(make() for _ in range(blocks)))
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), repeated, nn.Linear(WIDTH, 1))
+
+
 def stack(blocks: int = 3, *, is_shared: bool = False, is_frozen: bool = False) -> nn.Module:
     """A model that repeats a block, the same one if shared, above an embedding."""
     torch.manual_seed(0)
@@ -47,6 +113,11 @@ def stack(blocks: int = 3, *, is_shared: bool = False, is_frozen: bool = False) 
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Sequential(*repeated), nn.Linear(WIDTH, 1))
     model[0].requires_grad_(not is_frozen)
     return model
+
+
+def shared() -> nn.Module:
+    """A model that goes through one block three times."""
+    return stack(is_shared=True)
 
 
 def dense_loss(model: nn.Module) -> Tensor:
@@ -97,15 +168,19 @@ def t5() -> nn.Module:
     return T5ForConditionalGeneration(T5Config(**settings))
 
 
-def run(model: nn.Module, loss_of: Callable[[nn.Module], Tensor], *, is_on: bool) -> dict[str, Any]:
+def run(
+    model: nn.Module, loss_of: Callable[[nn.Module], Tensor], *, kind: str, amp: bool = False
+) -> dict[str, Any]:
     """Two backward passes; return losses, gradients and buffers."""
+    is_on = kind != "off"
     model = copy.deepcopy(model).train()
     for settings in (getattr(module, "config", None) for module in model.modules()):
         if settings is not None and hasattr(settings, "use_cache"):
             settings.use_cache = is_on  # without a cache both lay their tensors out alike
     torch.manual_seed(3)
-    with checkpointed(model, find_blocks(model)) if is_on else nullcontext():
-        losses = [loss_of(model) for _ in range(2)]
+    with checkpointed(model, find_blocks(model), kind=kind) if is_on else nullcontext():
+        with torch.autocast("cpu", torch.bfloat16, enabled=amp):
+            losses = [loss_of(model) for _ in range(2)]
         for loss in losses:
             loss.backward()
     found = {f"loss {number}": loss.detach() for number, loss in enumerate(losses)}
@@ -115,32 +190,52 @@ def run(model: nn.Module, loss_of: Callable[[nn.Module], Tensor], *, is_on: bool
 
 MODELS: list[tuple[Callable[[], nn.Module], Callable[[nn.Module], Tensor]]] = [
     (stack, dense_loss),
-    (lambda: stack(is_shared=True), dense_loss),
+    (shared, dense_loss),
     (lambda: stack(is_frozen=True), dense_loss),
     (bert, token_loss),
     (gpt2, token_loss),
     (t5, token_loss),
+    (lambda: stack_of(Recurrent), dense_loss),
+    (lambda: stack_of(Convolved), dense_loss),
+    (lambda: stack_of(lambda: Attending(0.0)), dense_loss),
+    (lambda: stack_of(lambda: Attending(0.1)), dense_loss),
 ]
-NAMES = ["batch-norm", "shared-block", "frozen-below", "bert", "gpt2-cache", "t5"]
+NAMES = ["batch-norm", "shared-block", "frozen-below", "bert", "gpt2-cache", "t5", "lstm", "resnet"]
+NAMES += ["attention", "attention-dropout"]
 
 
+@pytest.mark.parametrize("amp", [False, True], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("make", "loss_of"), MODELS, ids=NAMES)
 def test_nothing_but_memory_changes(
-    make: Callable[[], nn.Module], loss_of: Callable[[nn.Module], Tensor]
+    make: Callable[[], nn.Module], loss_of: Callable[[nn.Module], Tensor], kind: str, *, amp: bool
 ) -> None:
-    """Losses, gradients and running statistics are equal to the bit, dropout on."""
+    """Losses, gradients and running statistics are equal to the bit, dropout on.
+
+    But for weights that autocast casts once for two blocks: their gradients are added in fp32.
+    """
     model = make()
-    without, with_it = run(model, loss_of, is_on=False), run(model, loss_of, is_on=True)
+    without = run(model, loss_of, kind="off", amp=amp)
+    with_it = run(model, loss_of, kind=kind, amp=amp)
 
     assert find_blocks(model)
     assert without.keys() == with_it.keys()
-    assert all(torch.equal(without[name], with_it[name]) for name in without)
+    is_cast_again = amp and "selective" in kind and make in {shared, t5}
+    are_equal = _close if is_cast_again else torch.equal
+    assert all(are_equal(without[name], with_it[name]) for name in without)
 
 
-def test_running_statistics_move_once() -> None:
+def _close(left: Tensor, right: Tensor) -> bool:
+    """Whether two tensors are equal but for a digit of bf16 of the largest number."""
+    most = float(left.float().abs().max())
+    return torch.allclose(left.float(), right.float(), rtol=0.0, atol=2**-8 * most)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_running_statistics_move_once(kind: str) -> None:
     """A recomputation leaves BatchNorm's statistics and its count of batches alone."""
     model = stack().train()
-    with checkpointed(model, find_blocks(model)):
+    with checkpointed(model, find_blocks(model), kind=kind):
         dense_loss(model).backward()
 
     counts = {int(value) for name, value in model.named_buffers() if name.endswith("tracked")}
@@ -160,13 +255,72 @@ def test_the_peak_is_lower() -> None:
     assert peaks[1] < 0.5 * peaks[0]
 
 
-def test_everything_is_put_back() -> None:
+def test_the_less_is_recomputed_the_more_is_kept() -> None:
+    """Each kind needs less than the one before, in their order, and less than none."""
+    peaks = []
+    for kind in CHECKPOINTING:
+        model = stack_of(lambda: Attending(0.0), blocks=8).train()
+        blocks = [] if kind == "off" else find_blocks(model)
+        inputs = torch.randn(256, WIDTH)
+        watch = CpuDevice().watch([], limit_bytes=None)
+        with checkpointed(model, blocks, kind=kind), watch as meter:
+            model(inputs).sum().backward()
+        peaks.append(meter.peak.allocated_bytes)
+
+    assert peaks == sorted(peaks, reverse=True)
+    assert len({*peaks}) == len(peaks)
+
+
+def test_every_second_block_is_one_of_two_modules() -> None:
+    """One that stands at two places counts once."""
+    first, second, third = Residual(), Residual(), Residual()
+    model = nn.Sequential(first, first, second, third, second)
+    with checkpointed(model, find_blocks(model), kind="alternate"):
+        inside = [each for each in (first, second, third) if "forward" in vars(each)]
+
+    assert inside == [first, third]
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (stack(3), ("selective", "full")),
+        (stack(4), ("selective", "alternate", "full")),
+        (stack(4, is_shared=True), ("selective", "full")),
+        (stack_of(lambda: Attending(0.1)), KINDS),
+        (stack_of(Convolved), ("selective", "alternate", "full")),
+        (
+            stack_of(lambda: nn.Sequential(nn.Linear(2, 2), nn.ReLU(inplace=True)), 2),
+            (),
+        ),
+        (nn.Sequential(*(nn.ModuleDict({"norm": nn.LayerNorm(2)}) for _ in range(4))), ()),
+        (nn.Linear(2, 2), ()),
+    ],
+    ids=["three", "four", "shared", "attention", "convolutions", "containers", "norms", "none"],
+)
+def test_kinds_are_those_that_make_a_difference(model: nn.Module, expected: tuple[str]) -> None:
+    """By what the blocks hold, and how many there are."""
+    assert kinds_of(model, find_blocks(model)) == expected
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [[nn.Linear(2, 2), nn.ReLU(inplace=True)], [nn.Embedding(2, 2), nn.LayerNorm(2)]],
+    ids=["overwritten", "looked-up"],
+)
+def test_what_cannot_be_kept_leaves_the_whole(parts: list[nn.Module]) -> None:
+    """A product that is overwritten in place, and blocks that multiply nothing."""
+    assert kinds_of(nn.Sequential(nn.Sequential(*parts)), ["0"]) == ("full",)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_everything_is_put_back(kind: str) -> None:
     """Keys of the state stay as they are, and afterwards the forward is the class's own."""
     model = gpt2()
     keys = list(model.state_dict())
-    with checkpointed(model, find_blocks(model)):
+    with checkpointed(model, find_blocks(model), kind=kind):
         inside = list(model.state_dict())
-    with pytest.raises(KeyError), checkpointed(model, find_blocks(model)):
+    with pytest.raises(KeyError), checkpointed(model, find_blocks(model), kind=kind):
         raise KeyError
 
     assert inside == keys
@@ -174,24 +328,26 @@ def test_everything_is_put_back() -> None:
     assert getattr(model.config, "use_cache", None) is True
 
 
-def test_hooks_on_a_block_fire_once() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_hooks_on_a_block_fire_once(kind: str) -> None:
     """A user's hook sees a block's forward once, however often it is computed."""
     model = stack().train()
     calls: list[nn.Module] = []
     block = model.get_submodule("1.0")
     block.register_forward_hook(lambda module, *_: calls.append(module))
-    with checkpointed(model, find_blocks(model)):
+    with checkpointed(model, find_blocks(model), kind=kind):
         dense_loss(model).backward()
 
     assert calls == [block]
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("is_training", [True, False])
-def test_nothing_is_recomputed_without_gradients(*, is_training: bool) -> None:
+def test_nothing_is_recomputed_without_gradients(kind: str, *, is_training: bool) -> None:
     """Evaluation, and a forward without gradients, run as they would."""
     model = stack().train(mode=is_training)
     expected = copy.deepcopy(model)
-    with checkpointed(model, find_blocks(model)), torch.no_grad():
+    with checkpointed(model, find_blocks(model), kind=kind), torch.no_grad():
         torch.manual_seed(1)
         found = dense_loss(model)
     torch.manual_seed(1)

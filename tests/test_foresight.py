@@ -112,6 +112,16 @@ def test_the_baseline_is_asked_for_first() -> None:
     assert {cell.amp for cell, _ in question.cells} == {"off", "bf16"}
 
 
+def test_what_recomputes_less_is_asked_for_last() -> None:
+    """When it is known what the most gives."""
+    facts = workload(blocks=("a", "b"), checkpointing=("selective", "full"))
+    question = question_of(task(workload=facts), seconds=2.0)
+    kinds = [cell.checkpointing for cell, _ in question.cells]
+
+    assert sorted(kinds, key=["off", "full", "selective"].index) == kinds
+    assert "selective" in kinds
+
+
 @pytest.mark.parametrize("limit_mib", [420, 520, 700])
 def test_a_search_that_foresees_meets_no_out_of_memory(limit_mib: int) -> None:
     """But for the baseline's own; and it launches less for memory than one that has to find out."""

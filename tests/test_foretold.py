@@ -67,6 +67,29 @@ def test_recomputing_is_asked_for_where_memory_binds(
     assert asked.is_needed(FULL, TABLE.peaks) == is_needed
 
 
+@pytest.mark.parametrize(
+    ("kind", "largest", "is_needed"),
+    [
+        ("selective", {"off": 4, "full": 8}, True),
+        ("selective", {"off": 4, "full": 4}, False),
+        ("alternate", {"off": 4, "selective": 4, "full": 8}, True),
+        ("alternate", {"off": 4, "selective": 8, "full": 8}, False),
+    ],
+)
+def test_less_is_asked_for_where_more_fits_and_still_less_does_not(
+    kind: str, largest: dict[str, int], *, is_needed: bool
+) -> None:
+    """What recomputes most fits a batch that no cheaper kind was predicted to."""
+    peaks = {
+        Cell(checkpointing=other): {
+            size: estimate((100 if size <= fitting else 900) * MIB) for size in (4, 8)
+        }
+        for other, fitting in largest.items()
+    }
+
+    assert question(500 * MIB).is_needed(Cell(checkpointing=kind), peaks) == is_needed
+
+
 def test_recomputing_is_asked_for_where_nothing_is_known() -> None:
     """Of another precision, say, or where the step without it cannot be traced."""
     other = {Cell(amp="bf16"): {4: estimate(MIB)}}

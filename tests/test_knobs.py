@@ -24,6 +24,7 @@ def test_every_knob_is_a_field_of_a_config() -> None:
         ("batch_size", None, "a whole number of at least 1"),
         ("amp", "bfloat16", "one of off, bf16, fp16"),
         ("pin_memory", 1, "on or off"),
+        ("checkpointing", "some", "one of off, selective, selective_matmul, alternate, full"),
     ],
 )
 def test_a_wrong_value_is_refused(name: str, value: Any, wanted: str) -> None:
@@ -32,7 +33,10 @@ def test_a_wrong_value_is_refused(name: str, value: Any, wanted: str) -> None:
         require_value(name, value)
 
 
-@pytest.mark.parametrize(("name", "value"), [("threads", None), ("num_workers", 0), ("amp", "off")])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("threads", None), ("num_workers", 0), ("amp", "off"), ("checkpointing", "selective_matmul")],
+)
 def test_a_right_value_is_taken(name: str, value: Any) -> None:
     """None is PyTorch's default where there is one."""
     require_value(name, value)

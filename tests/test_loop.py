@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
 
+from autotune.knobs import CHECKPOINTING
 from autotune.output import loop as loops_module
 from autotune.output.loop import as_before, load_loop, render_loop
 from autotune.space import Config
@@ -292,8 +293,8 @@ def measured(workload: Workload, config: Config) -> tuple[nn.Module, list[Tensor
     optimizer = workload.build_optimizer(model)
     own |= {"channels_last": config.channels_last}
     step = make_stepper(model, optimizer, device=CPU, amp=config.amp, **own)
-    blocks = find_blocks(model) if config.checkpointing == "full" else []
-    with checkpointed(model, blocks), varied(step, config):
+    blocks = find_blocks(model) if config.checkpointing != "off" else []
+    with checkpointed(model, blocks, kind=config.checkpointing), varied(step, config):
         stream = windows(workload.build_loader(config), config.accumulation_steps)
         return model, [step(window) for window in stream]
 
@@ -330,10 +331,11 @@ def test_written_steps_are_the_measured_steps(name: str, amp: str) -> None:
     assert are_equal(model, twin)
 
 
+@pytest.mark.parametrize("kind", CHECKPOINTING[1:])
 @pytest.mark.parametrize("name", ["named", "shifted labels", "running statistics"])
-def test_checkpointed_steps_are_the_measured_steps(name: str) -> None:
+def test_checkpointed_steps_are_the_measured_steps(name: str, kind: str) -> None:
     """What is recomputed gives the same, buffers and caches of all kinds included."""
-    config = replace(CONFIG, checkpointing="full")
+    config = replace(CONFIG, checkpointing=kind)
 
     model, losses = measured(WORKLOADS[name], config)
     twin, found = written(WORKLOADS[name], config)
@@ -471,16 +473,17 @@ def counting(forward: Callable[..., Tensor], seen: list[int]) -> Callable[..., T
 
 
 def test_blocks_are_recomputed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The forward of each block runs twice a step in a loop that is checkpointed, once else."""
+    """The forward of each block, or of every second, runs twice a step; once where none should."""
     calls = []
-    for config in (CONFIG, replace(CONFIG, checkpointing="full")):
+    for kind in ("off", "alternate", "selective", "full"):
+        config = replace(CONFIG, checkpointing=kind)
         seen: list[int] = []
         with monkeypatch.context() as patch:
             patch.setattr(Block, "forward", counting(Block.forward, seen))
             written(WORKLOADS["running statistics"], config)
         calls.append(len(seen))
 
-    assert calls[1] == 2 * calls[0]
+    assert calls == [calls[0] * runs // 3 for runs in (3, 5, 6, 6)]  # one of two runs twice
 
 
 def test_a_model_is_given_back_as_it_was() -> None:

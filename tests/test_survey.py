@@ -162,6 +162,12 @@ def test_blocks_that_can_be_recomputed_are_named() -> None:
     assert facts_of(table(9), model=model).blocks == ("0.0", "0.1")
     assert facts_of(table(9), model=model, checkpoint_blocks=["1"]).blocks == ("1",)
     assert facts_of(table(9)).blocks == ()
+    assert facts_of(table(9), model=model).checkpointing == (
+        "selective",
+        "selective_matmul",
+        "full",
+    )
+    assert facts_of(table(9)).checkpointing == ()
 
 
 @pytest.mark.parametrize(

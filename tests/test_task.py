@@ -1,7 +1,8 @@
 """What a search is asked."""
 
-from simulations import Simulation
+from simulations import BLOCKS, Simulation, workload
 
+from autotune.knobs import CHECKPOINTING
 from autotune.space import Config
 
 
@@ -11,6 +12,17 @@ def test_the_default_number_of_threads_is_the_devices() -> None:
 
     assert task.threads_of(Config(batch_size=1)) == 2
     assert task.threads_of(Config(batch_size=1, threads=1)) == 1
+
+
+def test_checkpointing_is_searched_from_its_ends() -> None:
+    """The least and the most that is recomputed, in each precision; the rest is between."""
+    facts = workload(blocks=BLOCKS, checkpointing=CHECKPOINTING[1:])
+    task = Simulation(workload=facts, space={"amp": ["off"]}).task
+    config = Config(batch_size=1, checkpointing="alternate")
+
+    assert task.cells() == (("off", "full"), ("off", "off"))
+    assert [kind for _, kind in task.cells_between()] == list(CHECKPOINTING[1:-1])
+    assert [each.checkpointing for each in task.cheaper(config)] == list(CHECKPOINTING[:3])
 
 
 def test_a_split_changes_batch_size_and_accumulation() -> None:

@@ -5,9 +5,10 @@ may try, of which there are a few dozen.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
+from autotune.knobs import CHECKPOINTING
 from autotune.memory.forecast import Cell, Estimate
 from autotune.space import Config
 
@@ -89,7 +90,18 @@ class Question:
         if cell.checkpointing == "off" or self.is_memory_the_aim:
             return True
         plain = [sizes for other, sizes in peaks.items() if _is_plain_of(other, cell)]
-        return not plain or not all(_fits(sizes, self.limit_bytes) for sizes in plain)
+        if plain and all(_fits(sizes, self.limit_bytes) for sizes in plain):
+            return False
+        return self._adds(cell, peaks)
+
+    def _adds(self, cell: Cell, peaks: Mapping[Cell, Mapping[int, Estimate]]) -> bool:
+        """Whether a size fits where more is recomputed, and none was predicted to with less."""
+        more, less, own = set[int](), set[int](), CHECKPOINTING.index(cell.checkpointing)
+        alike = {other: CHECKPOINTING.index(other.checkpointing) for other in peaks}
+        alike = {o: n for o, n in alike.items() if _is_like(o, cell)}
+        for other, place in alike.items():
+            (more if place > own else less).update(_fitting(peaks[other], self.limit_bytes))
+        return bool(more - less) or own >= max(alike.values(), default=own)
 
 
 def cells_of(configs: Iterable[Config]) -> tuple[tuple[Cell, Sizes], ...]:
@@ -108,5 +120,14 @@ def _is_plain_of(other: Cell, cell: Cell) -> bool:
     return other.checkpointing == "off" and other.amp == cell.amp
 
 
+def _is_like(other: Cell, cell: Cell) -> bool:
+    """Whether two cells differ in what is recomputed at most."""
+    return replace(other, checkpointing=cell.checkpointing) == cell
+
+
 def _fits(sizes: Mapping[int, Estimate], limit_bytes: int) -> bool:
-    return all(estimate.high_bytes <= limit_bytes for estimate in sizes.values())
+    return len(_fitting(sizes, limit_bytes)) == len(sizes)
+
+
+def _fitting(sizes: Mapping[int, Estimate], limit_bytes: int) -> set[int]:
+    return {size for size, estimate in sizes.items() if estimate.high_bytes <= limit_bytes}

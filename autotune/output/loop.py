@@ -65,6 +65,10 @@ OF_IMAGES = {
 }
 """Functions that move a batch → those that also have its channels last."""
 
+FORWARDS = {"selective": "selective", "selective_matmul": "selective_matmul"}
+"""Kind of checkpointing → the function of `recompute` that makes a block's forward, where it keeps
+some results; one for blocks that hold buffers is called so with `_once`."""
+
 _DTYPES = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}
 _WIDTH = 98
 """Of the docstring's lines; the formatter's limit is 100."""
@@ -195,7 +199,8 @@ def _step_view(facts: WorkloadFacts, config: Config) -> dict[str, Any]:
         "weigh": _inline(WEIGHTS.get(facts.weight, count)),
         "count": _inline(count),
         "blocks": _block_names(facts.blocks) if config.checkpointing != "off" else "",
-        "forward": _forward("recomputed_once" if facts.has_block_buffers else "recomputed"),
+        "is_alternate": config.checkpointing == "alternate",
+        "forward": _forward(config.checkpointing, is_once=facts.has_block_buffers),
         "uses_cache": facts.uses_cache,
         "sets_threads": config.threads is not None,
         "resumed_words": "; what loader workers draw differs" if config.num_workers else "",
@@ -232,8 +237,9 @@ def _inline(name: str) -> str:
     return lambdas(module_text("forms")).get(name, name)
 
 
-def _forward(name: str) -> str:
+def _forward(kind: str, *, is_once: bool) -> str:
     """Return the forward of a checkpointed block as source."""
+    name = FORWARDS.get(kind, "recomputed") + "_once" * is_once
     source = lambdas(module_text("recompute")).get(name, "")
     return source.removeprefix("lambda block: ") or f"{name}(block)"
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+from autotune.knobs import CHECKPOINTING
 from autotune.search.fits import Fits
 from autotune.search.race import TIE, Standing
 from autotune.search.task import KEPT_THROUGHPUT
@@ -37,12 +38,12 @@ def _loss(standing: Standing) -> float:
     return standing.loss
 
 
-def needs(config: Config) -> tuple[int, bool, bool, bool, bool, int, int, int]:
+def needs(config: Config) -> tuple[int, bool, int, bool, bool, int, int, int]:
     """Return what a config needs: workers, another precision, recomputation, another layout, …."""
     return (
         config.num_workers,
         config.amp != "off",
-        config.checkpointing != "off",
+        CHECKPOINTING.index(config.checkpointing),
         config.channels_last,
         config.optimizer_impl != "default",
         config.batch_size,

@@ -100,13 +100,13 @@ def question_of(task: Task, *, seconds: float) -> Question:
 
 
 def _plain_configs(task: Task) -> Iterator[Config]:
-    """Yield the baseline, its own cell, the other precisions, and then all that recompute."""
+    """Yield the baseline, its cell, the other precisions, what recomputes most, and what less."""
     yield task.baseline
     own = (task.baseline.checkpointing, task.baseline.amp)
     cells = sorted(
         task.cells(), key=lambda c: (c[1] != own[0], c[1] != "off", c[0] != own[1], c[0], c[1])
     )
-    for amp, checkpointing in cells:
+    for amp, checkpointing in (*cells, *task.cells_between()):
         for split in (*task.space.splits(), *_larger_splits(task)):
             config = task.with_split(task.baseline, split)
             yield replace(config, amp=amp, checkpointing=checkpointing)

@@ -7,6 +7,7 @@ lies beyond a chord that has passed the limit, is skipped with that as its reaso
 
 Recomputing takes longer than not, at the same batch: so a checkpointed cell has to be timed only
 where its sizes do not fit otherwise, and at one that fits both ways, to see whether that is so.
+What recomputes most decides what can fit at all; see `between` for the rest.
 """
 
 from collections.abc import Sequence
@@ -29,7 +30,10 @@ NOT_NEEDED = "every batch size fits without checkpointing, and recomputing only 
 
 
 def cells(task: Task, reference: Config) -> tuple[Config, ...]:
-    """Return the reference in each cell: those without checkpointing, and its precision, first."""
+    """Return the reference in each cell: those without checkpointing, and its precision, first.
+
+    Of what recomputes, there is only what recomputes most.
+    """
     found = [replace(reference, amp=amp, checkpointing=kind) for amp, kind in task.cells()]
     return tuple(sorted(found, key=lambda c: (c.checkpointing != "off", c.amp != reference.amp)))
 
@@ -126,7 +130,7 @@ def _climbed(ladder: Sequence[Config], low: int, *, fits: Fits, plan: Plan, stri
         config = ladder[rung]
         if fits.is_blind(config):
             _look_below(ladder, low, fits=fits, plan=plan)
-        if not _is_affordable(config, fits, plan):
+        if not is_affordable(config, fits, plan):
             break
         if fits.probe(config):
             low, stride = rung, STRIDE
@@ -152,7 +156,7 @@ def _first_that_fits(
 ) -> int | None:
     """Return the highest rung from `start` to `least` that fits, halving down where it does not."""
     rung = start
-    while _is_affordable(ladder[rung], fits, plan):
+    while is_affordable(ladder[rung], fits, plan):
         if fits.probe(ladder[rung]):
             return rung
         if rung <= least:
@@ -170,7 +174,8 @@ def _next_rung(ladder: Sequence[Config], low: int, high: int, *, stride: int) ->
     return max(_highest(ladder[:high], most=ladder[low].batch_size * stride), low + 1)
 
 
-def _is_affordable(config: Config, fits: Fits, plan: Plan) -> bool:
+def is_affordable(config: Config, fits: Fits, plan: Plan) -> bool:
+    """Whether it is known if a config fits, or a launch that shows it can be had."""
     if fits.state(config) != "unknown":
         return True
     cost = plan.cost(config, "memory", cycles=MEMORY_CYCLES)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 
 from autotune.facts import DeviceFacts, WorkloadFacts
+from autotune.knobs import CHECKPOINTING
 from autotune.memory.foretold import Forecast
 from autotune.outcome import Measurement, Purpose
 from autotune.space import Config, Goal, SearchSpace
@@ -47,6 +48,11 @@ class Task:
         return tuple(int(count or 0) for count in self.space.choices("num_workers"))
 
     @property
+    def kinds(self) -> list[str]:
+        """The kinds of checkpointing that may be tried, those that recompute least first."""
+        return self._words("checkpointing")
+
+    @property
     def is_split_suspect(self) -> bool:
         """Whether another split most likely changes gradients: BatchNorm sees the batch."""
         return self.workload.has_batch_norm and self.space.global_batch is not None
@@ -65,9 +71,23 @@ class Task:
         return config.threads or self.device.threads
 
     def cells(self) -> tuple[tuple[str, str], ...]:
-        """Return each precision with each kind of checkpointing, those that need least first."""
-        found = product(self._words("amp"), self._words("checkpointing"))
+        """Return each precision with the least and the most that is recomputed, the leanest first.
+
+        What lies between is looked at only where its memory is needed: see `cells_between`.
+        """
+        ends = dict.fromkeys((self.kinds[0], self.kinds[-1]))
+        found = product(self._words("amp"), ends)
         return tuple(sorted(found, key=lambda cell: (cell[1] == "off", cell[0] == "off")))
+
+    def cells_between(self) -> tuple[tuple[str, str], ...]:
+        """Return each precision with what recomputes some, but not the most; cheapest first."""
+        return tuple(product(self._words("amp"), self.kinds[1:-1]))
+
+    def cheaper(self, config: Config) -> list[Config]:
+        """Return a config with each kind of checkpointing that recomputes less, the least first."""
+        own = CHECKPOINTING.index(config.checkpointing)
+        less = [kind for kind in self.kinds if CHECKPOINTING.index(kind) < own]
+        return [replace(config, checkpointing=kind) for kind in less]
 
     def _words(self, knob: str) -> list[str]:
         """Return the values of a knob that is a word; the baseline's where it is not tuned."""

@@ -90,7 +90,8 @@ def apply(
     )
     modes = [(module, module.training) for module in model.modules()]
     blocks = blocks_of(model, wanted, named=checkpoint_blocks)
-    with settings(wanted, device), checkpointed(model, blocks), varied(stepper, wanted):
+    kind = wanted.checkpointing
+    with settings(wanted, device), checkpointed(model, blocks, kind=kind), varied(stepper, wanted):
         model.train()
         try:
             yield Step(wanted, stepper)
@@ -100,7 +101,7 @@ def apply(
 
 
 def blocks_of(model: nn.Module, config: Config, *, named: Sequence[str] | None = None) -> list[str]:
-    """Return the modules that a config checkpoints.
+    """Return the blocks that a config checkpoints, or every second of which it does.
 
     Args:
         model: Whose modules.

@@ -1,19 +1,40 @@
 """Which blocks of a model are checkpointed, and a model that is, for the length of a `with`."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 from torch import nn
 
-from autotune.step.recompute import recomputed, recomputed_once
+from autotune.step.recompute import (
+    recomputed,
+    recomputed_once,
+    selective,
+    selective_matmul,
+    selective_matmul_once,
+    selective_once,
+)
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 """Modules that only hold others; what they hold may be blocks, they are none."""
 
 FEWEST_BLOCKS = 2
 """A block is what a model repeats."""
+
+FEWEST_ALTERNATED = 4
+"""Of so few blocks every second one is near to all of them, or to none."""
+
+Recompute = Callable[[nn.Module], Callable[..., Any]]
+"""Returns the forward of a block that runs again in backward."""
+
+_WHOLE: tuple[Recompute, Recompute] = (recomputed, recomputed_once)
+_IN_PART: Mapping[str, tuple[Recompute, Recompute]] = {
+    "selective": (selective, selective_once),
+    "selective_matmul": (selective_matmul, selective_matmul_once),
+}
+"""Kind of checkpointing that keeps some results → how blocks without and with buffers do it."""
 
 
 def find_blocks(model: nn.Module) -> list[str]:
@@ -49,18 +70,42 @@ def blocks_named(model: nn.Module, names: Sequence[str]) -> list[str]:
     return found
 
 
+def kinds_of(model: nn.Module, blocks: Sequence[str]) -> tuple[str, ...]:
+    """Return the kinds of checkpointing that make a difference for some blocks, cheapest first.
+
+    What attends is told by its class's name: without any, keeping results of matmuls alone is
+    the same as keeping those of attention too.
+    """
+    modules = _distinct(model, blocks)
+    parts = [part for module in modules for part in module.modules()]
+    is_selected = any(map(_multiplies, parts)) and not _overwrites_products(parts)
+    attends = any("attention" in type(part).__name__.lower() for part in parts)
+    is_there = {
+        "selective": is_selected,
+        "selective_matmul": is_selected and attends,
+        "alternate": len(modules) >= FEWEST_ALTERNATED,
+        "full": bool(modules),
+    }
+    return tuple(kind for kind, makes_difference in is_there.items() if makes_difference)
+
+
 @contextmanager
-def checkpointed(model: nn.Module, blocks: Sequence[str]) -> Iterator[None]:
+def checkpointed(model: nn.Module, blocks: Sequence[str], *, kind: str = "full") -> Iterator[None]:
     """Checkpoint the named blocks of a model for the length of a `with`, as the loop will.
 
     The forward of each is shadowed on the instance, so `state_dict` keeps its keys and hooks on
     a block fire once. Caches of keys and values are switched off: a recomputation would append
     to them once more.
+
+    Args:
+        model: Whose blocks.
+        blocks: Their names.
+        kind: What of them is recomputed: a value of the knob `checkpointing`.
     """
-    modules = dict.fromkeys(map(model.get_submodule, blocks))  # one that is shared comes once
+    modules = _distinct(model, blocks)[:: 2 if kind == "alternate" else 1]
     shadowed = [(module, vars(module).get("forward")) for module in modules]
     caching = _caching_settings(model) if blocks else []
-    recompute = recomputed_once if holds_buffers(model, blocks) else recomputed
+    recompute = _IN_PART.get(kind, _WHOLE)[holds_buffers(model, blocks)]
     try:
         for module in modules:
             module.forward = recompute(module)
@@ -90,6 +135,30 @@ def _caching_settings(model: nn.Module) -> list[Any]:
     settings = (getattr(module, "config", None) for module in model.modules())
     found = {id(item): item for item in settings if getattr(item, "use_cache", False) is True}
     return list(found.values())
+
+
+def _distinct(model: nn.Module, blocks: Sequence[str]) -> list[nn.Module]:
+    """Return the named modules, one that is shared once."""
+    return list(dict.fromkeys(map(model.get_submodule, blocks)))
+
+
+def _multiplies(part: nn.Module) -> bool:
+    """Whether a module itself holds a matrix, and does not only look rows of it up."""
+    is_table = isinstance(part, nn.Embedding | nn.EmbeddingBag)
+    return not is_table and any(item.dim() > 1 for item in part.parameters(recurse=False))
+
+
+def _overwrites_products(parts: Sequence[nn.Module]) -> bool:
+    """Whether an activation is in place behind a product, which could not be kept then.
+
+    By the order in which a model holds its modules; what it does otherwise in its forward, a
+    trial shows.
+    """
+    leaves = [part for part in parts if next(part.children(), None) is None]
+    return any(
+        _multiplies(before) and getattr(after, "inplace", False) is True
+        for before, after in pairwise(leaves)
+    )
 
 
 def _repeated(container: nn.Module) -> list[str]:

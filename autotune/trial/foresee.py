@@ -18,6 +18,7 @@ from autotune.memory.trace import Trace
 from autotune.space import DEFAULT_BATCH_SIZE, Config
 from autotune.step.apply import blocks_of
 from autotune.step.batch import count_samples
+from autotune.step.checkpointing import kinds_of
 from autotune.tracing.batches import Pattern
 from autotune.tracing.fake import make_mode
 from autotune.tracing.subject import Subject
@@ -48,13 +49,13 @@ class Foreseen:
     Args:
         subject: Its step.
         device_kind: `"cpu"` or `"cuda"`: where it is to train.
-        has_blocks: Whether there is anything to checkpoint.
+        kinds: Kinds of checkpointing that make a difference, cheapest first.
         most_samples: No batch is larger: the data set has no more.
     """
 
     subject: Subject
     device_kind: str
-    has_blocks: bool
+    kinds: tuple[str, ...]
     most_samples: int = MOST_SAMPLES
 
     def describe_batch(self) -> str:
@@ -155,7 +156,7 @@ def foresee(
     return Foreseen(
         subject=subject,
         device_kind=device_kind,
-        has_blocks=bool(blocks),
+        kinds=kinds_of(model, blocks),
         most_samples=min(MOST_SAMPLES, length or MOST_SAMPLES),
     )
 

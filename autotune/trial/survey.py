@@ -14,7 +14,7 @@ from autotune.facts import Survey, WorkloadFacts
 from autotune.space import DEFAULT_BATCH_SIZE, Config, largest_power_of_two
 from autotune.step.apply import blocks_of
 from autotune.step.batch import BatchUnclear, count_samples, nesting_of, tensors_in
-from autotune.step.checkpointing import holds_buffers, uses_cache
+from autotune.step.checkpointing import holds_buffers, kinds_of, uses_cache
 from autotune.step.loss import form_of, weight_of
 from autotune.step.variants import (
     IMAGE_DIMENSIONS,
@@ -75,6 +75,7 @@ def _read(workload: Workload, scan_seconds: float, *, device_kind: str) -> Workl
         has_block_buffers=holds_buffers(model, blocks),
         batch=describe_batch(batches[0]),
         blocks=tuple(blocks),
+        checkpointing=kinds_of(model, blocks),
         varies_in_shape=_varies(seen),
         largest_samples=scan.indices,
         sample_bytes=max(_sample_bytes(workload, batch) for batch in seen),

@@ -1,9 +1,10 @@
 """What single knobs are worth on this machine, by interleaved pairs of steps.
 
-Run it as `python tests/benchmarks/knobs.py [--pairs N] [--json FILE]`; it takes about five minutes
-on two cores. A knob is set as a trial and the written loop set it, by `autotune.apply`, and timed
-against the same model without it: so many steps of one, then of the other, the order drawn anew
-for each pair. The first row times a model against itself: what differs there is noise.
+Run it as `python tests/benchmarks/knobs.py [--pairs N] [--only WORD] [--json FILE]`; it takes about
+twelve minutes on two cores. A knob is set as a trial and the written loop set it, by
+`autotune.apply`, and timed against the same model without it: so many steps of one, then of the
+other, the order drawn anew for each pair. The first row times a model against itself: what differs
+there is noise. The peak of live tensors is that of two further steps, which are not timed.
 """
 
 import argparse
@@ -26,6 +27,8 @@ from torch.nn import functional
 from transformers import BertConfig, BertForMaskedLM
 
 import autotune
+from autotune.device.tracker import StorageTracker
+from autotune.knobs import CHECKPOINTING
 from autotune.space import Config
 
 WINDOW_SECONDS = 0.4
@@ -71,6 +74,32 @@ def bert() -> nn.Module:
     )
 
 
+class Attending(nn.Module):
+    """Layers of a transformer between an embedding and scores of classes."""
+
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(1000, width)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(width, 6, 4 * width, dropout=0.0, batch_first=True)
+            for _ in range(layers)
+        )
+        self.head = nn.Linear(width, 2)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the scores of sentences."""
+        value = self.embedding(tokens)
+        for layer in self.layers:
+            value = layer(value)
+        scores: Tensor = self.head(value.mean(1))
+        return scores
+
+
+def transformer() -> nn.Module:
+    """Return six layers of width 192, without dropout: attention is one operator."""
+    return Attending(192, 6)
+
+
 def mlp() -> nn.Module:
     """Return a wide MLP: 8 million weights, of which each sample needs few sums."""
     layers = [module for _ in range(2) for module in (nn.Linear(2000, 2000), nn.ReLU())]
@@ -85,6 +114,7 @@ def deep() -> nn.Module:
 
 IMAGES = (torch.rand(32, 3, 32, 32), torch.arange(32) % 10)
 TOKENS = torch.randint(0, 30000, (16, 64))
+WORDS = (torch.randint(0, 1000, (8, 128)), torch.arange(8) % 2)
 SENTENCES = {"input_ids": TOKENS, "labels": TOKENS}
 ROWS, FEW = (torch.rand(8, 2000), torch.arange(8)), (torch.rand(8, 32), torch.arange(8))
 
@@ -101,6 +131,20 @@ CASES: dict[str, Case] = {
 }
 """What is measured; AdamW throughout."""
 
+LADDERS: list[tuple[str, Callable[[], nn.Module], Any, dict[str, Any]]] = [
+    ("transformer", transformer, WORDS, {}),
+    ("transformer in bf16", transformer, WORDS, {"amp": "bf16"}),
+    ("ResNet", resnet, IMAGES, {}),
+]
+"""What is measured with each kind of checkpointing."""
+
+CASES |= {
+    f"{name}, checkpointing {kind}": (make, batch, common, {"checkpointing": kind})
+    for name, make, batch, common in LADDERS
+    for kind in CHECKPOINTING[1:]
+    if (name, kind) != ("ResNet", "selective_matmul")  # it does not attend
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
@@ -111,6 +155,7 @@ class Row:
         step_seconds: Median time of a step without the knob.
         ratio: Time without the knob over that with it, median of pairs: above 1 it is faster.
         spread: Standard deviation of the logarithms of these.
+        peak_mib: Peak of live tensors of two steps without the knob, and with it.
         pairs: How many.
         load: Of the machine, meanwhile.
     """
@@ -119,13 +164,16 @@ class Row:
     step_seconds: float
     ratio: float
     spread: float
+    peak_mib: tuple[float, float]
     pairs: int
     load: float
 
     def __str__(self) -> str:
+        without, with_it = self.peak_mib
         return (
-            f"{self.case:32} {self.step_seconds * 1000:7.1f} ms, {self.ratio:5.3f} times as fast "
-            f"with it (spread {self.spread:.1%}, {self.pairs} pairs, load {self.load:.1f})"
+            f"{self.case:52} {self.step_seconds * 1000:7.1f} ms, {self.ratio:5.3f} times as fast "
+            f"with it (spread {self.spread:.1%}, {self.pairs} pairs, load {self.load:.1f}); "
+            f"peak {without:.1f} -> {with_it:.1f} MiB"
         )
 
 
@@ -141,6 +189,7 @@ def measure(case: str, *, pairs: int) -> Row:
         step_seconds=statistics.median(without for without, _ in found),
         ratio=math.exp(statistics.median(ratios)),
         spread=statistics.stdev(ratios),
+        peak_mib=(_peak_mib(make, batch, common), _peak_mib(make, batch, common | changes)),
         pairs=pairs,
         load=os.getloadavg()[0],
     )
@@ -156,6 +205,16 @@ def _stepping(
     config = Config(batch_size=32, **knobs)
     step = stack.enter_context(autotune.apply(config, model, optimizer=optimizer))
     return lambda: step([batch])
+
+
+def _peak_mib(make: Callable[[], nn.Module], batch: Any, knobs: dict[str, Any]) -> float:
+    """Return the most that is alive in two steps, the model and the batch included."""
+    tensors = batch.values() if isinstance(batch, dict) else batch
+    with StorageTracker(tensors) as tracker, ExitStack() as stack:
+        step = _stepping(stack, make, batch, knobs)
+        step()
+        step()
+    return tracker.peak.allocated_bytes / 2**20
 
 
 def _pairs(sides: list[Callable[[], object]], pairs: int) -> Iterator[tuple[float, float]]:
@@ -180,10 +239,11 @@ def main() -> None:
     """Print the table; leave its rows as JSON where that was asked for."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--pairs", type=int, default=30)
+    parser.add_argument("--only", default="", help="cases with this in their names")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     rows = []
-    for case in CASES:
+    for case in (each for each in CASES if options.only in each):
         rows.append(measure(case, pairs=options.pairs))
         sys.stdout.write(f"{rows[-1]}\n")
         sys.stdout.flush()
