@@ -33,6 +33,9 @@ from autotune.space import Config
 WARM_UP_CYCLES = 2
 """Optimizer steps that a simulated launch takes before it measures time."""
 
+WATCHED = 2
+"""Micro-batches of a cycle that a simulated launch for the peak, or for gradients, runs."""
+
 _EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 """When the simulated clock stood at 0."""
 
@@ -145,7 +148,9 @@ class Simulated:
         told = (self._seed, request.seed, request.purpose, *_set_in(config))
         noise = random.Random(repr(told)).gauss(0, self.landscape.launch_sd)  # noqa: S311  # as above
         data = random.Random(request.seed).gauss(0, self.landscape.data_sd)  # noqa: S311  # as above
-        return per_sample(config) * config.samples_per_optimizer_step * math.exp(noise + data)
+        few = WATCHED if request.purpose in {"memory", "check"} else config.accumulation_steps
+        samples = config.batch_size * min(config.accumulation_steps, few)
+        return per_sample(config) * samples * math.exp(noise + data)
 
     def _failure(self, request: Request) -> Outcome | None:
         failed = self.landscape.failure(request.config, request.purpose)

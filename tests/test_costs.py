@@ -96,3 +96,18 @@ def test_a_time_limit_allows_for_a_slow_size() -> None:
 
     assert quick >= LIMIT_FLOOR_SECONDS + costs.launch_seconds(BASE, "train", cycles=3)
     assert slow > 32 * 0.5 * 3
+
+
+def test_a_slow_loader_is_foreseen_end_to_end() -> None:
+    """A step waits for it, and its queue is filled before: with two workers three batches."""
+    costs, fed = learnt(), BASE.with_workers(2)
+    before = costs.launch_seconds(fed, "train", cycles=5)
+
+    costs.learn(fed, "loader", cycles=9, wall=10.0, seen=of_rate(16))
+
+    assert costs.waits(fed)
+    assert not costs.waits(BASE)
+    assert costs.loading_seconds(fed) == pytest.approx(2)
+    waited = 1 + 3 * 2 + (5 + WARM_UP_CYCLES) * 2
+    assert costs.launch_seconds(fed, "train", cycles=5) == pytest.approx(waited)
+    assert before < waited

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from simulations import Simulation, device, landscape
+from simulations import Simulation, cuda, device, landscape
 
 from autotune.outcome import Crashed, Outcome
 from autotune.search.fits import Fits
@@ -51,8 +51,39 @@ def test_it_climbs_while_more_workers_bring_more() -> None:
 
     found = drained(simulation, compute_seconds=0.006)
 
-    assert list(found.seconds) == [0, 1, 12, 16]
+    assert list(found.seconds) == [0, 1, 12, 16, 8]  # 16 bring no more than 8 would, so these too
     assert found.binds(0.006)
+
+
+def test_it_goes_down_where_workers_hinder_each_other() -> None:
+    """Four are best, and each further one makes all of them slower."""
+    simulation = of_loader(
+        lambda c: 0.04 / max(min(c.num_workers, 4), 1) * (1 + 0.2 * max(c.num_workers - 4, 0))
+    )
+
+    found = drained(simulation, compute_seconds=0.005)
+
+    assert min(found.seconds, key=found.seconds.__getitem__) == 4
+    assert list(found.seconds) == [0, 1, 12, 16, 8, 6, 4]
+
+
+def test_pinned_memory_is_a_stage_of_its_own() -> None:
+    """One thread copies for all workers: where that binds, no memory is pinned."""
+    land = landscape(
+        loader_seconds=lambda c: max(
+            0.04 / max(c.num_workers, 1), 0.009 if c.pin_memory and c.num_workers else 0.0
+        ),
+        launch_sd=0.0,
+    )
+    simulation = Simulation(
+        landscape=land, device=cuda(usable_cores=16, threads=16), time_seconds=900
+    )
+
+    found = drained(simulation, compute_seconds=0.004)
+
+    assert found.pinned_seconds == pytest.approx(0.009)
+    assert found.predicted(0.004, 12, is_pinned=True) == pytest.approx(0.009)
+    assert found.predicted(0.004, 12) == pytest.approx(0.004)
 
 
 def test_a_fast_loader_needs_no_more_than_a_look() -> None:
@@ -90,10 +121,11 @@ def test_workers_that_crash_are_out() -> None:
 
 
 def test_loading_and_computing_overlap_with_workers() -> None:
-    """The larger of both counts; without workers they add up; unseen numbers are as the nearest."""
+    """The larger of both counts; without workers they add up; unseen numbers lie between."""
     loading = Loading(seconds={0: 0.02, 1: 0.02, 4: 0.005})
 
     assert loading.predicted(0.01, 0) == pytest.approx(0.03)
     assert loading.predicted(0.01, 1) == pytest.approx(0.02)
     assert loading.predicted(0.01, 5) == pytest.approx(0.01)
+    assert loading.predicted(0.001, 2) == pytest.approx(0.01)
     assert Loading(seconds={}).predicted(0.01, 0) == pytest.approx(0.01)

@@ -3,12 +3,14 @@
 from typing import Any
 
 import pytest
-from simulations import Simulation, landscape
+from simulations import Simulation, landscape, workload
 
+from autotune.outcome import Measurement
 from autotune.search.fits import Fits
 from autotune.search.footing import find_footing
 from autotune.search.launcher import Launcher
 from autotune.search.plan import FEWEST_CYCLES, MOST_CYCLES, Phase, Plan
+from autotune.space import Config
 
 
 def planned(**setting: Any) -> tuple[Plan, Launcher]:
@@ -102,3 +104,35 @@ def test_without_limits_everything_is_affordable() -> None:
 
     assert plan.cycles == MOST_CYCLES
     assert plan.affords(1e9, phase="A", launches=10**6)
+
+
+def test_long_accumulations_are_timed_for_few_cycles() -> None:
+    """Where one cycle holds micro-batches enough, and lasts long enough, one will do."""
+    plan, _ = planned(**slow(10), global_batch=64, baseline={"batch_size": 2}, time_seconds=3600)
+    small = Config(batch_size=2, accumulation_steps=32)
+    large = Config(batch_size=64)
+
+    assert plan.cycles_of(small) == plan.exploring_cycles(small) == 1
+    assert plan.cycles_of(large) > 1
+
+
+def test_rivals_of_varying_lengths_have_as_many_cycles() -> None:
+    """They are to see the same samples; others are timed for as long."""
+    rivals = (Config(batch_size=2, accumulation_steps=16), Config(batch_size=32))
+    fixed, _ = planned(**slow(3), time_seconds=3600)
+    varying, _ = planned(**slow(3), time_seconds=3600, workload=workload(varies_in_shape=True))
+
+    assert len(set(fixed.cycles_together(rivals).values())) == 2
+    assert len(set(varying.cycles_together(rivals).values())) == 1
+
+
+def test_workers_that_are_waited_for_give_three_batches_each() -> None:
+    """They come in bursts, so that fewer say little; where the step is slower, none need be."""
+    plan, launcher = planned(time_seconds=3600)
+    fed = Config(batch_size=32).with_workers(8)
+    before = plan.cycles_of(fed)
+
+    launcher.costs.learn(fed, "loader", cycles=9, wall=9.0, seen=Measurement(samples_per_second=32))
+
+    assert before == MOST_CYCLES
+    assert plan.cycles_of(fed) == 20  # of 24 those that last 20 s

@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulations import BLOCKS, Simulation, cuda, workload
 
-from autotune.search.proposals import box_around, neighbours, snapped, with_value
+from autotune.search.proposals import (
+    box_around,
+    moves,
+    neighbours,
+    set_as,
+    snapped,
+    with_value,
+    without_switches,
+)
 from autotune.space import Config
 
 LEADER = Config(batch_size=8, accumulation_steps=4, amp="bf16").with_workers(2)
@@ -85,3 +93,19 @@ def test_the_nearest_is_taken_on_a_logarithmic_scale() -> None:
     """Between 8 and 16, 12 is nearer to 16."""
     assert snapped({"batch_size": 12}, SPACE, leader=LEADER).batch_size == 16
     assert snapped({"batch_size": 11}, SPACE, leader=LEADER).batch_size == 8
+
+
+def test_moves_are_the_knobs_that_differ() -> None:
+    """What follows from another knob is none, nor is what a loader without workers would fetch."""
+    other = replace(with_value(SPACE, LEADER, knob="batch_size", value=16), pin_memory=True)
+
+    assert moves(SPACE, LEADER, other) == [("batch_size", 16), ("pin_memory", True)]
+    assert moves(SPACE, LEADER, LEADER.with_workers(0)) == [("num_workers", 0)]
+
+
+def test_switches_are_taken_over_and_put_back() -> None:
+    """Threads and switches alone: the size and the loader stay."""
+    model = Config(batch_size=1, cudnn_benchmark=True, optimizer_impl="fused")
+
+    assert set_as(model, LEADER) == replace(LEADER, cudnn_benchmark=True, optimizer_impl="fused")
+    assert without_switches(set_as(model, LEADER)) == LEADER

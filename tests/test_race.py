@@ -9,7 +9,8 @@ from autotune.outcome import Crashed, Outcome
 from autotune.search.fits import Fits
 from autotune.search.footing import find_footing
 from autotune.search.plan import Plan
-from autotune.search.race import Race, Rules, Standing
+from autotune.search.race import Race, Rules, Standing, expected_gain
+from autotune.search.rounds import Rounds
 from autotune.space import Config
 
 BASE = Config(batch_size=32)
@@ -108,3 +109,26 @@ def test_a_small_difference_is_found_by_more_rounds(seed: int) -> None:
     simulation = Simulation(landscape=close, time_seconds=900, seed=seed)
 
     assert raced(simulation, BASE, BF16)[0].config == BASE
+
+
+def test_what_earlier_races_saw_counts() -> None:
+    """Two that are known to be as good need not race again; one that is beaten is out at once."""
+    simulation = Simulation(landscape=landscape(launch_sd=0.001), time_seconds=900)
+    launcher = simulation.launcher()
+    reference = find_footing(launcher, Fits(launcher)).reference.config
+    rounds = Rounds()
+    for _ in range(8):
+        rounds.add({BASE: 0.0, replace(BASE, threads=1): 0.05})
+    race = Race(launcher, Plan(launcher, reference), rules=Rules(phase="F"), rounds=rounds)
+
+    standings = race.run([BASE, replace(BASE, threads=1)], may_run=lambda _: True)
+
+    assert [standing.rounds for standing in standings] == [1, 1]
+    assert rounds.levels().launches[BASE] == 9
+
+
+def test_the_expected_gain_is_that_of_a_normal_law() -> None:
+    """0.4 errors between equals, all of a sure gain, next to nothing of a sure loss."""
+    assert expected_gain(0.0, 0.01) == pytest.approx(0.00399, abs=1e-5)
+    assert expected_gain(-0.5, 0.01) == pytest.approx(0.5)
+    assert expected_gain(0.05, 0.01) < 1e-8

@@ -6,6 +6,7 @@ from typing import Any
 
 from simulations import BLOCKS, Simulation, cuda, device, workload
 
+from autotune.knobs import CHECKPOINTING
 from autotune.search.fits import Fits
 from autotune.search.loading import Loading
 from autotune.search.numerics import Guard
@@ -122,6 +123,23 @@ def test_a_checkpointed_size_does_not_race_where_it_fits_without() -> None:
     assert not lean.is_outdone(full)
 
 
+def test_what_recomputes_less_outdoes_what_recomputes_more() -> None:
+    """Where both fit; unless it proved slower, or its gradients differ."""
+    full, part = (replace(HALF, checkpointing=kind) for kind in ("full", "selective"))
+    facts = known({full: 0.0021}, workload=workload(blocks=BLOCKS, checkpointing=CHECKPOINTING[1:]))
+    facts.fits.probe(part)
+    assert not facts.is_outdone(full)  # the other was not timed
+
+    facts.speeds.seconds[part] = 0.002
+    assert facts.is_outdone(full)
+    assert facts.is_outdone(replace(part, checkpointing="selective_matmul"))
+    assert not facts.is_outdone(replace(part, checkpointing="alternate"))  # it was not timed
+    assert not facts.is_outdone(part)
+
+    facts.speeds.seconds[part] = 0.0022
+    assert not facts.is_outdone(full)
+
+
 def test_lean_sizes_race_where_memory_is_the_aim() -> None:
     """Of those that keep 95 % of the speed; the fastest is there to compare with."""
     small = Config(batch_size=4, accumulation_steps=8)
@@ -129,3 +147,38 @@ def test_lean_sizes_race_where_memory_is_the_aim() -> None:
 
     assert fast_enough(facts) == [BASE, small]
     assert rivals(facts)[0] == small
+
+
+def test_a_hidden_loader_brings_no_rivals() -> None:
+    """Where a step takes twice as long as loading, neither workers nor pinned memory matter."""
+    hidden = Loading(seconds={0: 0.0004, 1: 0.0004, 2: 0.0002})
+    found = rivals(known({BF16: 0.002}, hidden, device=cuda()))
+
+    assert len(found) == 1
+
+
+def test_a_loader_that_is_waited_for_fetches_further() -> None:
+    """The longest queue races where the loader is about as slow as the step, and only there."""
+    slow = Loading(seconds={0: 0.016, 1: 0.016, 8: 0.002})
+    fast = Loading(seconds={0: 0.004, 1: 0.004, 8: 0.0005})
+
+    found, spared = (rivals(known({BF16: 0.001}, each, device=cuda())) for each in (slow, fast))
+
+    assert any(config.prefetch_factor == 8 for config in found)
+    assert all(config.prefetch_factor in {2, None} for config in spared)
+
+
+def test_memory_is_not_pinned_where_that_binds() -> None:
+    """One thread copies for all workers; the race has one that pins all the same."""
+    loading = Loading(seconds={0: 0.008, 1: 0.008, 8: 0.001}, pinned_seconds=0.004)
+    facts = known({BF16: 0.001}, loading, device=cuda())
+
+    assert not best_workers(facts, BF16).pin_memory
+    assert any(config.pin_memory for config in rivals(facts))
+
+
+def test_loading_in_the_training_process_must_cost_next_to_nothing() -> None:
+    """What it takes is known by itself: 2 % are too much."""
+    facts = known({BF16: 0.002}, Loading(seconds={0: 4e-5, 1: 4e-5}))
+
+    assert best_workers(facts, BF16).num_workers == 1

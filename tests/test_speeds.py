@@ -1,6 +1,8 @@
 """Phase A, time: seconds per sample without a loader."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from simulations import MIB, Simulation, affine, landscape, stepped
@@ -128,3 +130,58 @@ def test_a_short_budget_is_swept_coarsely() -> None:
     assert any(config.batch_size == 64 for config in speeds.seconds)
     assert len(speeds.seconds) < len(simulation.task.space.splits())
     assert simulation.budget.remaining_seconds > 50
+
+
+def known(seconds: dict[Config, float], **setting: Any) -> Speeds:
+    """Speeds as told."""
+    launcher = Simulation(**setting).launcher()
+    reference = Config(batch_size=32)
+    speeds = Speeds(launcher, Fits(launcher), plan=Plan(launcher, reference), reference=reference)
+    speeds.seconds.update(seconds)
+    return speeds
+
+
+def test_what_was_not_timed_is_estimated_at_its_best() -> None:
+    """Switches act as elsewhere, a size may be a dip, and recomputing may cost nothing."""
+    base = Config(batch_size=32)
+    half = Config(batch_size=16, accumulation_steps=2)
+    speeds = known({base: 0.01, replace(base, channels_last=True): 0.008, half: 0.012})
+
+    assert speeds.estimate(base) == 0.01
+    assert speeds.estimate(replace(half, channels_last=True)) == pytest.approx(0.0096)
+    assert speeds.estimate(replace(base, batch_size=24)) == pytest.approx(0.01 / 1.5)
+    assert speeds.estimate(replace(half, checkpointing="full")) == 0.012
+    assert speeds.estimate(replace(base, amp="bf16")) == 0
+
+
+def test_a_cell_is_hopeless_by_sizes_near_those_of_interest() -> None:
+    """Three times as slow at 32 says something of 64, and nothing of 256."""
+    base = Config(batch_size=32)
+    speeds = known({base: 0.03, replace(base, amp="bf16"): 0.01})
+
+    assert speeds.is_hopeless(base, within=64)
+    assert not speeds.is_hopeless(base, within=256)
+    assert not speeds.is_hopeless(replace(base, amp="bf16"), within=64)
+
+
+def test_a_part_of_a_long_cycle_is_timed() -> None:
+    """As many samples of each size, so that what the optimizer takes is the same for all."""
+    slow = landscape(compute_seconds=lambda config: 0.1 * (1 + 1 / config.batch_size))
+    simulation = Simulation(
+        landscape=slow,
+        global_batch=256,
+        limit_bytes=400 * MIB,
+        time_seconds=7200,
+        baseline={"batch_size": 8},
+    )
+    launcher = simulation.launcher()
+    fits = Fits(launcher)
+    reference = find_footing(launcher, fits).reference.config
+    speeds = Speeds(launcher, fits, plan=Plan(launcher, reference), reference=reference)
+    sizes = [simulation.task.with_split(reference, split) for split in ((4, 64), (8, 32))]
+
+    speeds.sweep([sizes])
+
+    asked = [r.config for r in simulation.runner.requests if r.purpose == "compute"]
+    assert {config.samples_per_optimizer_step for config in asked} == {16}
+    assert set(speeds.seconds) == set(sizes)

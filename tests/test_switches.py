@@ -1,5 +1,6 @@
 """Phases B and C: what else changes the step, and the other cells set so too."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -95,10 +96,10 @@ LAST_AND_FUSED = replace(BASE, channels_last=True, optimizer_impl="fused")
         ({"last": 0.8, "foreach": 1.1, "fused": 1.2}, replace(BASE, channels_last=True)),
         ({"last": 1.3, "foreach": 0.9, "fused": 0.95}, replace(BASE, optimizer_impl="foreach")),
         ({"last": 1.3, "foreach": 1.1, "fused": 1.2}, BASE),
-        ({"last": 0.99, "foreach": 0.985, "fused": 1.0}, BASE),
+        ({"last": 0.998, "foreach": 0.997, "fused": 1.0}, BASE),
     ],
 )
-def test_each_value_of_a_switch_is_timed_once(effects: dict[str, float], expected: Config) -> None:
+def test_each_value_of_a_switch_is_timed(effects: dict[str, float], expected: Config) -> None:
     """What is clearly faster stays, together; between as fast and as fast the plain one does."""
     setting: dict[str, Any] = {"workload": IMAGES}
     speeds = timed(lambda c: switched(c, **effects), BASE, **setting)
@@ -136,3 +137,34 @@ def test_other_sizes_are_timed_as_the_best_is_set() -> None:
     assert best is not None
     assert {best.channels_last, best.optimizer_impl} == {True, "fused"}
     assert replace(HALF, channels_last=True, optimizer_impl="fused") in speeds.seconds
+
+
+@pytest.mark.parametrize(("gain", "launches"), [(0.7, 1), (0.985, 5)])
+def test_what_is_near_the_noise_is_timed_in_pairs(gain: float, launches: int) -> None:
+    """One launch shows a third; of 1.5 % three pairs are taken, the first with what was known."""
+    speeds = timed(lambda c: 0.01 * (gain if c.channels_last else 1.0), BASE, workload=IMAGES)
+    before = speeds._launcher.budget.launches
+
+    ratio = speeds.compare(BASE, replace(BASE, channels_last=True))
+
+    assert ratio == pytest.approx(math.log(gain))
+    assert speeds._launcher.budget.launches - before == launches
+
+
+def test_a_switch_that_noise_hides_is_mostly_told_right() -> None:
+    """Of 1 % with launches that differ by 1 %: two in three searches use it, by their pairs."""
+    used = 0
+    for seed in range(30):
+        simulation = Simulation(
+            landscape=landscape(compute_seconds=lambda c: switched(c, fused=0.99), launch_sd=0.01),
+            workload=IMAGES,
+            time_seconds=3600,
+            seed=seed,
+        )
+        launcher = simulation.launcher()
+        speeds = Speeds(launcher, Fits(launcher), plan=Plan(launcher, BASE), reference=BASE)
+        speeds.measure(BASE)
+        ratio = speeds.compare(BASE, replace(BASE, optimizer_impl="fused"))
+        used += ratio is not None and ratio < 0
+
+    assert used >= 20  # of 30 with a chance of 0.89 each: 1 in 4,000 fails by chance

@@ -157,12 +157,13 @@ def confirm(
         claim: What is to be shown of it.
     """
     pairing = _Pairing(launcher, plan, claim=claim)
+    cycles = plan.cycles_together((reference, pick))
     asks = [
         Ask(
             config=config,
             purpose="train",
             phase="verdict",
-            cycles=plan.cycles,
+            cycles=cycles[config],
             skip_windows=windows_ahead((reference, pick)),
         )
         for config in (reference, pick)

@@ -25,11 +25,17 @@ RECOMPUTING = 4 / 3
 """A step that recomputes is taken to take so many times as long, while none was timed: a forward
 pass more, where backward takes as long as two."""
 
+NEARLY = 0.85
+"""A loader that takes more than this share of a step's time is waited for now and then."""
+
 Kind = tuple[str, str]
 """Precision and checkpointing: the sizes of one kind tell of each other."""
 
 _LOADING: tuple[Purpose, ...] = ("train", "verify", "loader")
 """Launches that wait for their loader."""
+
+_FEW_MICRO_BATCHES: dict[Purpose, int] = {"memory": 2, "check": 2}
+"""Launches that run no more micro-batches of a cycle: further ones change neither peak nor sums."""
 
 _SOME_CYCLES: dict[Purpose, float] = {"memory": 0, "verify": 2, "check": 2, "loader": 1}
 
@@ -46,6 +52,7 @@ class Costs:
         self._computed: dict[tuple[Kind, int], float] = {}
         self._trained: dict[tuple[Kind, int], float] = {}
         self._waited: dict[tuple[Kind, int, int], float] = {}
+        self._loaded: dict[int, float] = {}
         self._starts: defaultdict[Purpose, list[float]] = defaultdict(list)
         self._ratios: defaultdict[Purpose, list[float]] = defaultdict(list)
 
@@ -58,6 +65,8 @@ class Costs:
             self._learn_step(config, purpose, seconds=micro)
             spent = (cycles + WARM_UP_CYCLES) * micro * config.accumulation_steps
             self._starts[purpose].append(max(wall - spent, 0.0))
+        if purpose == "loader" and seen.samples_per_second:
+            self._loaded[config.num_workers] = 1 / seen.samples_per_second
         if (expected := self._raw_seconds(config, purpose, cycles)) > 0:
             self._ratios[purpose].append(wall / expected)
 
@@ -120,8 +129,26 @@ class Costs:
     def _raw_seconds(self, config: Config, purpose: Purpose, cycles: int) -> float:
         start = statistics.median(self._starts.get(purpose) or [self.start_seconds])
         steps = cycles + _SOME_CYCLES.get(purpose, WARM_UP_CYCLES)
-        stall = self._stall(config.num_workers) if purpose in _LOADING else 1.0
-        return start + steps * (self.cycle_seconds(config) * stall)
+        cycle = self.cycle_seconds(config)
+        if purpose not in _LOADING:
+            few = _FEW_MICRO_BATCHES.get(purpose, config.accumulation_steps)
+            return start + steps * cycle * min(few / config.accumulation_steps, 1.0)
+        loading = self.loading_seconds(config)
+        pulled = (config.num_workers + 1) / config.accumulation_steps  # before anything is timed
+        ahead = pulled * loading if purpose == "train" else 0.0
+        cycle = max(cycle * self._stall(config.num_workers), loading)
+        return start + ahead + steps * cycle
+
+    def loading_seconds(self, config: Config) -> float:
+        """Return what the loader takes for an optimizer step, by itself; 0 where unknown."""
+        fewer = [count for count in self._loaded if count <= config.num_workers]
+        per_sample = self._loaded[max(fewer)] if fewer else 0.0
+        return per_sample * config.samples_per_optimizer_step * self._world_size
+
+    def waits(self, config: Config) -> bool:
+        """Whether a step is likely to wait for its loader's workers."""
+        computing = self.cycle_seconds(config)
+        return config.num_workers > 0 and self.loading_seconds(config) > NEARLY * computing > 0
 
     def _stall(self, num_workers: int) -> float:
         """Return how much longer a step takes with its loader than without; at least once.

@@ -4,6 +4,7 @@ If it fails for another reason than memory, that is the user's error and is rais
 fit, that is its outcome, and the largest halving of its batch that fits takes its place.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import assert_never
@@ -29,6 +30,9 @@ from autotune.units import format_bytes, format_duration
 
 FIRST_CYCLES = 5
 """Timed cycles of the baseline's first launch, where two cycles were seen to be short."""
+
+FIRST_STEPS = 20
+"""Micro-batches that are enough for it: one cycle holds as many where it accumulates so long."""
 
 LONG_SHARE = 1 / 40
 """Two cycles that take more of the budget are long: then the first launch times fewest cycles."""
@@ -82,7 +86,8 @@ def _settle(launcher: Launcher, config: Config) -> tuple[Trial, Trial | None, Tr
     if not verified.measured:
         return verified, None, None
     is_long = memory.wall_seconds > LONG_SHARE * launcher.budget.time_seconds
-    cycles = FEWEST_CYCLES if is_long else FIRST_CYCLES
+    enough = math.ceil(FIRST_STEPS / config.accumulation_steps)
+    cycles = min(FEWEST_CYCLES if is_long else FIRST_CYCLES, enough)
     try:
         timed = _own(launcher, config, purpose="train", cycles=cycles)
     except BudgetSpent:  # verified, but never timed: still an answer

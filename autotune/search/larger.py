@@ -90,6 +90,6 @@ def _is_cheap(explorer: Explorer, core: Config) -> bool:
     plan, budget = explorer.plan, explorer.launcher.budget
     cost = plan.cost(core, "memory", cycles=MEMORY_CYCLES)
     cost += plan.cost(core, "compute", cycles=FEWEST_CYCLES)
-    spent = sum(trial.wall_seconds for trial in explorer.launcher.trials)
+    spent = explorer.launcher.spent_seconds
     has_time = cost <= min(SPARE_SHARE * spent, LEFT_SHARE * budget.remaining_seconds)
     return has_time and budget.remaining_launches > 1

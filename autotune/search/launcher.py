@@ -151,6 +151,14 @@ class Launcher:
         self._studies = studies
         self._seeds: Counter[object] = Counter()
 
+    @property
+    def spent_seconds(self) -> float:
+        """Seconds that all trials so far took.
+
+        Those of an earlier run too: a search that is continued does what it would have done.
+        """
+        return sum(trial.wall_seconds for trial in self.trials)
+
     def new_seed(self, *told: object, of: object = None) -> int:
         """Return a seed of the data's order: by what is told, and how often that was asked before.
 

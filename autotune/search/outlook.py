@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from autotune.knobs import Value, knob_value
 from autotune.search.bounds import FIRST_LOOK, LAST_LOOK
-from autotune.search.switches import SWITCHES
+from autotune.search.proposals import SWITCHES
 from autotune.search.task import Task
 from autotune.units import format_bytes, format_duration
 

@@ -5,18 +5,21 @@ set so too · D: the loader alone · E: a race of the best few · F: refinement 
 (METHOD.md D.1).
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from autotune.search.between import find_sizes_between
 from autotune.search.choice import in_order
 from autotune.search.fits import Fits
 from autotune.search.launcher import MEMORY_CYCLES, Launcher
-from autotune.search.loading import Loading, drain
+from autotune.search.loading import FAST_ENOUGH, Loading, drain, own_seconds
 from autotune.search.numerics import CHECK_CYCLES, Guard
 from autotune.search.plan import Plan
 from autotune.search.race import Race, Rules, Standing
 from autotune.search.rivals import Knowledge, best_workers, fast_enough, rivals
-from autotune.search.sizes import cells, find_sizes, find_sizes_beyond
+from autotune.search.rounds import Rounds
+from autotune.search.sizes import cells, find_sizes, find_sizes_beyond, without_checkpointing
 from autotune.search.speeds import Speeds
 from autotune.search.switches import turn_switches, walk_rivals
 from autotune.space import Config
@@ -26,6 +29,12 @@ CLEARLY_FASTER = 1.2
 
 STALLED = 1.3
 """A step that takes so many times as long with its loader as without waits for data."""
+
+CHEAP_BATCH_SECONDS = 0.5
+"""A loader is drained at the size that trains where a batch takes no longer (METHOD.md D.1)."""
+
+RACE_ROUNDS = 5
+"""The race ends after so many rounds; phase F goes on from there."""
 
 FEWEST_RIVALS, FEWEST_ROUNDS = 2, 2
 """Rivals are given up until so many rounds are affordable, but for the most promising."""
@@ -43,6 +52,7 @@ class Explorer:
 
     Attributes:
         standings: How those came out who raced, the best first.
+        rounds: What all races together say of who is faster.
         start: The reference with its knobs as the space has them; all that is tried is like it.
         guess: The config predicted to be best, while none has raced.
     """
@@ -66,8 +76,11 @@ class Explorer:
         self.speeds = Speeds(launcher, fits, plan=plan, reference=reference)
         self.loading = Loading(seconds={})
         self.standings: list[Standing] = []
+        self.rounds = Rounds()
         self.guess: Config | None = None
         self._ladders: list[list[Config]] = []
+        self._own_loading: float | None = None
+        self._drained_size = 0
 
     def run(self) -> None:
         """Run phases A to E, as far as the plan affords them.
@@ -130,7 +143,7 @@ class Explorer:
 
     def race(self, configs: list[Config], *, rules: Rules) -> list[Standing]:
         """Return how configs came out of a race, the best first."""
-        race = Race(self.launcher, self.plan, rules=rules)
+        race = Race(self.launcher, self.plan, rules=rules, rounds=self.rounds)
         found = race.run(configs, may_run=self.known.may_race)
         return in_order(found, goal=self.launcher.task.goal, fits=self.fits)
 
@@ -164,11 +177,25 @@ class Explorer:
         """
         partial = self._cells(only_recomputing=True)
         beyond = list(filter(None, (self._sizes(find_sizes_beyond, cell) for cell in partial)))
-        ladders = [*self._ladders, *beyond]
+        for ladder in filter(None, self._ladders):
+            self.speeds.measure(ladder[-1])
+        beyond = [ladder for ladder in beyond if not self._is_hopeless(ladder)]
+        ladders = [*self._ladders, *beyond, *filter(None, map(self._between, beyond))]
         self.speeds.sweep(ladders)
         for ladder in beyond:
             self.speeds.measure(ladder[0])
         return self._with_surprises(ladders, partial)
+
+    def _between(self, ladder: list[Config]) -> list[Config]:
+        """Return checkpointed sizes with less recomputed, where that fits and may be the best."""
+        known = self.speeds
+        found = find_sizes_between(self.launcher, self.fits, self.plan, speeds=known, beyond=ladder)
+        return [config for config in found if self.guard.allows(config)]
+
+    def _is_hopeless(self, ladder: list[Config]) -> bool:
+        """Whether the same without checkpointing takes so long that this cannot be of use."""
+        plain = self.speeds.core(without_checkpointing(ladder[0]))
+        return self.speeds.is_hopeless(plain, within=ladder[-1].batch_size)
 
     def _with_surprises(
         self, ladders: list[list[Config]], partial: list[Config]
@@ -199,9 +226,23 @@ class Explorer:
             self.admits(task.with_split(self.start, smaller[-1]), phase="A")
 
     def _stalls(self) -> bool:
-        """Whether the reference waits for its loader so much that this is to be seen to first."""
+        """Whether the reference waits for its loader so much that this is to be seen to first.
+
+        Its loader alone tells whether it may, and costs little; its step alone whether it does.
+        """
+        if self._is_fed():
+            return False
         seconds = self.speeds.measure(self.reference)
         return seconds is not None and self.reference_seconds > STALLED * seconds
+
+    def _is_fed(self) -> bool:
+        """Whether the loader of the reference takes too little of its time for it to wait."""
+        if not self.launcher.task.has_choice("num_workers") or not self.plan.runs("D"):
+            return False
+        seconds = own_seconds(self.launcher, self.plan, at=self.reference)
+        self._own_loading = seconds
+        most = 1.0 if self.reference.num_workers else STALLED - 1
+        return seconds is not None and STALLED * seconds < most * self.reference_seconds
 
     def _aim(self) -> None:
         """Plan with the config that is predicted to be best."""
@@ -213,13 +254,27 @@ class Explorer:
         """Drain the loader: at the best size, or at the reference's where that is smaller."""
         if self.guess is None or not self.launcher.task.has_choice("num_workers"):
             return
+        at = self._loaded_size(self.guess)
+        if at.batch_size != self._drained_size:
+            self._drained_size = at.batch_size
+            self.loading = Loading(seconds={}, broken_from=self.loading.broken_from)
         self.loading = drain(
             self.launcher,
             self.plan,
-            at=min(self.guess, self.reference, key=lambda config: config.batch_size),
+            at=at,
             compute_seconds=self.speeds.of(self.guess),
             known=self.loading,
         )
+
+    def _loaded_size(self, guess: Config) -> Config:
+        """Return whose batches are loaded: the guess's, unless they take long.
+
+        What a loader takes per batch is overstated by smaller ones (METHOD.md B.4, v2).
+        """
+        seconds = self._own_loading or math.inf
+        if seconds * guess.batch_size <= CHEAP_BATCH_SECONDS:
+            return guess
+        return min(guess, self.reference, key=lambda config: config.batch_size)
 
     def _weigh(self) -> None:
         """Measure the peaks of all sizes that are fast enough, where memory is the aim."""
@@ -234,10 +289,20 @@ class Explorer:
         admitted = list(self._admitted())
         if not admitted:
             return
-        rules = Rules.of(self.launcher.task.goal, phase="E")
+        rules = Rules.of(self.launcher.task.goal, phase="E", most_rounds=RACE_ROUNDS)
+        self._count_steps(admitted)
         self.standings = self.race(self._affordable(admitted), rules=rules)
         if self.standings:
             self.plan.pick = self.standings[0].config
+
+    def _count_steps(self, admitted: list[Config]) -> None:
+        """Let the launches without a loader count as a round, where no loader binds."""
+        first, *others = admitted
+        loading = self.loading.load_seconds(first.num_workers)
+        if self.loading.seconds and loading < FAST_ENOUGH * self.speeds.of(first):
+            alike = [first, *(c for c in others if _loader_of(c) == _loader_of(first))]
+            timed = {config: self.speeds.of(config) for config in alike}
+            self.rounds.add({c: math.log(s) for c, s in timed.items() if not math.isinf(s)})
 
     def _affordable(self, admitted: list[Config]) -> list[Config]:
         """Return who races: the best of the admitted, and the reference unless far behind."""
@@ -276,3 +341,7 @@ class Explorer:
 
     def _next_rival(self, tried: set[Config]) -> Config | None:
         return next((config for config in rivals(self.known) if config not in tried), None)
+
+
+def _loader_of(config: Config) -> tuple[object, ...]:
+    return (config.num_workers, config.prefetch_factor, config.pin_memory)

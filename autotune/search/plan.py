@@ -5,6 +5,7 @@ METHOD.md, head point 1: launches have 3 to 10 cycles; where the verdict's reser
 """
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 from autotune.outcome import Purpose
@@ -27,6 +28,22 @@ SHORTEST_WINDOW_SECONDS = 1.0
 
 LONGEST_RUN_CYCLES = 100
 """More cycles than this are never measured in a launch."""
+
+WINDOW_SECONDS, WINDOW_STEPS = 5.0, 20
+"""A launch that has timed so long, and so many micro-batches, need not time its full cycles: a
+spread between launches of 1 % is not outdone by more (METHOD.md C.1)."""
+
+EXPLORING_SECONDS, EXPLORING_STEPS = 2.0, 10
+"""The same for a launch that only ranks."""
+
+PATIENCE = 4.0
+"""So many times as long may be timed to have enough micro-batches."""
+
+LOADER_ROUNDS = 3
+"""Where a loader is waited for, each worker gives a batch so many times: they come in bursts."""
+
+VARYING = 3.0
+"""So many times as much is timed where lengths vary: samples differ by half (METHOD.md, head 3)."""
 
 TIGHT_SHARE = 1 / 12
 """Where a cycle of the baseline takes more of the budget, only memory can be found out."""
@@ -103,10 +120,41 @@ class Plan:
         """Whether something was not affordable while the verdict's time was kept."""
         return self.has_verdict and self.has_refused
 
-    @property
-    def exploring_cycles(self) -> int:
-        """Optimizer steps of a launch that only ranks."""
-        return max(self.cycles // 2, FEWEST_CYCLES)
+    def cycles_of(self, config: Config) -> int:
+        """Return how many optimizer steps a launch of a config measures."""
+        enough = min(self.cycles, self._enough(config, WINDOW_SECONDS, WINDOW_STEPS))
+        if self.cycles < MOST_CYCLES or not self._costs.waits(config):
+            return enough
+        rounds = LOADER_ROUNDS * math.ceil(config.num_workers / config.accumulation_steps)
+        most = math.ceil(PATIENCE * WINDOW_SECONDS / self._costs.loading_seconds(config))
+        return max(enough, min(rounds, most))
+
+    def cycles_together(self, configs: Sequence[Config]) -> dict[Config, int]:
+        """Return how many each of some rivals measures: as many where they need the same samples.
+
+        Where lengths vary, rivals are to see the same (METHOD.md, head point 3).
+        """
+        found = {config: self.cycles_of(config) for config in configs}
+        if self._launcher.task.workload.varies_in_shape:
+            return dict.fromkeys(configs, max(found.values(), default=self.cycles))
+        return found
+
+    def exploring_cycles(self, config: Config) -> int:
+        """Return the optimizer steps of a launch that only ranks: half, and more of short ones."""
+        cycle = self._costs.cycle_seconds(config)
+        short = int(EXPLORING_SECONDS / cycle) if cycle > 0 else 0
+        most = max(self.cycles // 2, FEWEST_CYCLES, min(short, self.cycles, MOST_CYCLES))
+        return min(most, self._enough(config, EXPLORING_SECONDS, EXPLORING_STEPS))
+
+    def _enough(self, config: Config, seconds: float, steps: int) -> int:
+        """Return the cycles that last so long and hold so many micro-batches; at least one."""
+        cycle = self._costs.cycle_seconds(config)
+        times = VARYING if self._launcher.task.workload.varies_in_shape else 1.0
+        if cycle <= 0:
+            return LONGEST_RUN_CYCLES
+        longest = PATIENCE * seconds / cycle
+        wanted = max(seconds / cycle, min(steps / config.accumulation_steps, longest))
+        return max(math.ceil(times * wanted), 1)
 
     def runs(self, phase: Phase) -> bool:
         """Whether a phase is worth starting."""
@@ -125,7 +173,7 @@ class Plan:
 
     def cost(self, config: Config, purpose: Purpose, *, cycles: int | None = None) -> float:
         """Return what a launch is expected to take, in seconds."""
-        return self._costs.launch_seconds(config, purpose, cycles=cycles or self.cycles)
+        return self._costs.launch_seconds(config, purpose, cycles=cycles or self.cycles_of(config))
 
     def affords(self, seconds: float, *, phase: Phase, launches: int = 1) -> bool:
         """Whether launches can be had, and what is kept for later is still there."""

@@ -13,6 +13,9 @@ Item = TypeVar("Item")
 BOX_POSITIONS = 2
 """How many positions from the leader a box reaches in each ordered knob (METHOD.md, head 8)."""
 
+SWITCHES = ("cudnn_benchmark", "channels_last", "optimizer_impl")
+"""Knobs of which each value is timed at the best size, threads apart."""
+
 _ORDERED = ("batch_size", "num_workers", "prefetch_factor", "threads")
 _UNORDERED = (
     "amp",
@@ -23,8 +26,24 @@ _UNORDERED = (
     "optimizer_impl",
 )
 
-_FAR = ("batch_size",)
+_FAR = ("batch_size", "prefetch_factor")
 """Knobs of which the second neighbours are neighbours too."""
+
+
+def set_as(model: Config, config: Config) -> Config:
+    """Return a config with the threads and the switches of another."""
+    own = {knob: getattr(model, knob) for knob in ("threads", *SWITCHES)}
+    return _with(config, own)
+
+
+def without_switches(config: Config) -> Config:
+    """Return a config with the threads and the switches that are so by default."""
+    return set_as(Config(batch_size=1), config)
+
+
+def with_size_of(config: Config, model: Config) -> Config:
+    """Return a config with the batch size and the accumulation of another."""
+    return replace(config, batch_size=model.batch_size, accumulation_steps=model.accumulation_steps)
 
 
 def ordered_values(space: SearchSpace, knob: str) -> tuple[Value, ...]:
@@ -88,6 +107,18 @@ def _switched(space: SearchSpace, leader: Config, *, knob: str) -> Iterator[Conf
     for value in space.choices(knob):
         if value != getattr(leader, knob):
             yield _with(leader, {knob: value})
+
+
+def moves(space: SearchSpace, config: Config, other: Config) -> list[tuple[str, Value]]:
+    """Return each knob that the second of two configs sets otherwise, with its value there.
+
+    What follows from another knob is left out; so is what an idle loader would prefetch.
+    """
+    knobs = [knob for knob in (*_ORDERED, *_UNORDERED) if ordered_values(space, knob)]
+    if not (config.num_workers and other.num_workers):
+        knobs = [knob for knob in knobs if knob != "prefetch_factor"]
+    pairs = [(knob, getattr(other, knob)) for knob in knobs]
+    return [(knob, value) for knob, value in pairs if value != getattr(config, knob)]
 
 
 def with_value(space: SearchSpace, config: Config, *, knob: str, value: Value) -> Config:

@@ -1,33 +1,35 @@
 """Phase E: a race of the best few, by rounds of one launch each on the same data.
 
-Rivals of a round share the data's order and are launched in random order; what counts is the mean
-log ratio to the leader over the rounds that both ran. A race only chooses: its winner is flattered
-by having won, so its figures claim nothing (METHOD.md D.3).
+Rivals of a round share the data's order and are launched in random order; what counts is the level
+of their log times over all rounds that were run, of this race and of those before. A race only
+chooses: its winner is flattered by having won, so its figures claim nothing (METHOD.md D.3).
 """
 
 import math
 import random
-import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from autotune.outcome import Trial
 from autotune.search.launcher import Ask, Entry, Launcher, windows_ahead
 from autotune.search.plan import Phase, Plan
+from autotune.search.rounds import Levels, Rounds
 from autotune.search.task import KEPT_THROUGHPUT
 from autotune.space import Config, Goal
 
-GROSS_LOSSES = (0.08, 0.04, 0.025)
-"""A rival this much slower after one, two, three rounds is out (METHOD.md D.1, row E)."""
-
 ERRORS_FOR_LOSS = 2.0
-"""From three rounds on, a rival is out whose mean loss is above so many standard errors."""
+"""A rival is out that is slower by more than a tie, and by so many standard errors more."""
 
-TIE = 0.01
+TIE = 0.003
 """Configs within this of the fastest are as good: the one that needs least is taken."""
 
 LEAST_ROUNDS = 3
-"""Rounds after which a tie is believed, and a spread means something."""
+"""Rounds after which a tie is believed."""
+
+WORTH_A_ROUND = 0.0015
+"""Log ratio: where no rival is expected to gain more by turning out to be the fastest, a further
+round is not worth its time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +38,7 @@ class Standing:
 
     Args:
         config: What raced.
-        loss: Mean log ratio of its time to the leader's; infinite where it was not measured.
+        loss: Log ratio of its time to the leader's by all rounds; infinite where it has none.
         rounds: Rounds it ran.
         trial: Its trial.
     """
@@ -76,15 +78,20 @@ class Race:
         launcher: What runs them.
         plan: What can be afforded, and how long a launch is.
         rules: How it is run.
+        rounds: What earlier races saw, which counts too; learns.
     """
 
-    def __init__(self, launcher: Launcher, plan: Plan, *, rules: Rules) -> None:
+    def __init__(
+        self, launcher: Launcher, plan: Plan, *, rules: Rules, rounds: Rounds | None = None
+    ) -> None:
         self._launcher = launcher
         self._plan = plan
         self._rules = rules
+        self._rounds = Rounds() if rounds is None else rounds
         self._told: tuple[object, ...] = ()
         self._random = random.Random()  # noqa: S311  # an order, not a secret
-        self._logs: dict[Config, list[float]] = {}
+        self._ran: Counter[Config] = Counter()
+        self._failed: set[Config] = set()
         self._out: set[Config] = set()
 
     def run(
@@ -99,7 +106,6 @@ class Race:
         rivals = list(dict.fromkeys(configs))
         self._told = ("race", self._rules.phase, *rivals)
         self._random.seed(repr((self._launcher.task.seed, self._told)))
-        self._logs = {config: [] for config in rivals}
         with self._launcher.racing(self._asks(rivals)) as entries:
             for _ in range(self._rules.most_rounds):
                 running = [entry for entry in entries if entry.ask.config not in self._out]
@@ -110,86 +116,97 @@ class Race:
         return self._standings(entries)
 
     def _asks(self, rivals: Sequence[Config]) -> Iterator[Ask]:
+        cycles = self._plan.cycles_together(rivals)
         for config in rivals:
             yield Ask(
                 config=config,
                 purpose="train",
                 phase=self._rules.phase,
-                cycles=self._plan.cycles,
+                cycles=cycles[config],
                 skip_windows=windows_ahead(rivals),
             )
 
     def _run_round(self, entries: list[Entry], may_run: Callable[[Config], bool]) -> None:
         """Launch each rival once, in random order, on the same data."""
         seed = self._launcher.new_seed(*self._told)
+        times: dict[Config, float] = {}
         for entry in self._random.sample(entries, len(entries)):
             config = entry.ask.config
             time = self._launcher.timed(entry, seed=seed) if may_run(config) else None
             if time is None:
-                self._out.add(config)
+                self._failed.add(config)
             else:
-                self._logs[config].append(time)
+                times[config] = time
+        self._out |= self._failed
+        self._ran.update(times.keys())
+        self._rounds.add(times)
 
     def _can_run_round(self, entries: list[Entry]) -> bool:
         seconds = sum(self._plan.cost(entry.ask.config, "train") for entry in entries)
         return self._plan.affords(seconds, phase=self._rules.phase, launches=len(entries))
 
-    def _leader(self) -> Config | None:
+    def _leader(self, levels: Levels) -> Config | None:
         """Return the fastest of those that ran every round so far."""
-        running = [config for config in self._logs if self._is_running(config)]
-        return min(running, key=lambda config: statistics.fmean(self._logs[config]), default=None)
-
-    def _is_running(self, config: Config) -> bool:
-        """Whether a config was measured in every round so far."""
-        return config not in self._out and len(self._logs[config]) > 0
-
-    def _losses(self, config: Config, leader: Config) -> list[float]:
-        """Return the log ratios to the leader, of the rounds that both ran."""
-        return [
-            mine - best for mine, best in zip(self._logs[config], self._logs[leader], strict=False)
-        ]
+        return levels.fastest(config for config in self._ran if config not in self._out)
 
     def _eliminate(self, entries: list[Entry]) -> None:
-        """Put out who was measured in every round, and is beaten."""
-        leader = self._leader()
-        if leader is None:
-            return
-        running = filter(self._is_running, [entry.ask.config for entry in entries])
-        self._out |= {c for c in running if self._is_beaten(self._losses(c, leader))}
+        """Put out who is beaten."""
+        levels = self._rounds.levels()
+        leader = self._leader(levels)
+        if leader is not None:
+            running = (entry.ask.config for entry in entries)
+            self._out |= {c for c in running if self._is_beaten(c, leader, levels)}
 
-    def _is_beaten(self, losses: list[float]) -> bool:
-        rounds = len(losses)
-        mean = statistics.fmean(losses) - self._rules.slack
-        if mean > GROSS_LOSSES[min(rounds, len(GROSS_LOSSES)) - 1]:
-            return True
-        if rounds < LEAST_ROUNDS:
-            return False
-        error = statistics.stdev(losses) / math.sqrt(rounds)
-        return mean - ERRORS_FOR_LOSS * error > TIE
+    def _is_beaten(self, config: Config, leader: Config, levels: Levels) -> bool:
+        if config == leader or config in self._out:
+            return config in self._out
+        loss = levels.loss(config, leader) - self._rules.slack
+        return loss - ERRORS_FOR_LOSS * levels.error(config, leader) > TIE
 
     def _is_decided(self, entries: list[Entry]) -> bool:
-        """Whether one is left, or all that are left are as good as each other."""
-        leader = self._leader()
+        """Whether one is left, or nobody left is expected to be worth another round."""
+        levels = self._rounds.levels()
+        leader = self._leader(levels)
         if leader is None:
             return not entries
-        if len(entries) == 1:
-            return True
-        return not self._rules.slack and self._are_tied(
-            [self._losses(entry.ask.config, leader) for entry in entries]
-        )
+        rivals = [entry.ask.config for entry in entries if entry.ask.config != leader]
+        if self._rules.slack:
+            return not rivals
+        return all(self._is_settled(config, leader, levels) for config in rivals)
 
-    def _are_tied(self, losses: list[list[float]]) -> bool:
-        """Whether enough rounds show that some configs are as good as each other."""
-        if min(map(len, losses)) < LEAST_ROUNDS:
+    def _is_settled(self, config: Config, leader: Config, levels: Levels) -> bool:
+        """Whether a rival is as good as the leader, or is not expected to turn out any better."""
+        if self._ran[config] < min(LEAST_ROUNDS, self._rules.most_rounds):
             return False
-        return max(map(statistics.fmean, losses)) <= TIE
+        loss, error = levels.loss(config, leader), levels.error(config, leader)
+        return loss <= TIE or expected_gain(loss, error) <= WORTH_A_ROUND
 
     def _standings(self, entries: list[Entry]) -> list[Standing]:
-        found = [self._standing(entry.trial) for entry in entries if entry.trial is not None]
+        levels = self._rounds.levels()
+        leader = self._leader(levels)
+        found = [
+            self._standing(entry.trial, levels, leader)
+            for entry in entries
+            if entry.trial is not None
+        ]
         return sorted(found, key=lambda standing: (standing.loss, -standing.rounds))
 
-    def _standing(self, trial: Trial) -> Standing:
-        leader = self._leader()
-        losses = self._losses(trial.config, leader) if trial.measured and leader else []
-        loss = statistics.fmean(losses) if losses else math.inf
-        return Standing(config=trial.config, loss=loss, rounds=len(losses), trial=trial)
+    def _standing(self, trial: Trial, levels: Levels, leader: Config | None) -> Standing:
+        has_finished = trial.measured and leader and trial.config not in self._failed
+        loss = levels.loss(trial.config, leader) if has_finished and leader else math.inf
+        rounds = self._ran[trial.config]
+        return Standing(config=trial.config, loss=loss, rounds=rounds, trial=trial)
+
+
+def expected_gain(loss: float, error: float) -> float:
+    """Return by how much a rival is expected to be faster, where it is, and else 0.
+
+    The expected improvement of a normal law (Jones, Schonlau and Welch, J. Global Optim. 13, 1998).
+
+    Args:
+        loss: How much slower it seems to be.
+        error: Standard error of that.
+    """
+    distance = loss / error
+    density = math.exp(-(distance**2) / 2) / math.sqrt(2 * math.pi)
+    return error * (density - distance * math.erfc(distance / math.sqrt(2)) / 2)

@@ -4,17 +4,18 @@ Predictions only rank. On a CPU the loader takes cores from the step, so that `m
 was wrong by half (METHOD.md C); what is fastest is decided by running it.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
+from autotune.knobs import IN_PART
+from autotune.search.costs import NEARLY
 from autotune.search.fits import Fits, cell_of
 from autotune.search.loading import Loading
 from autotune.search.numerics import Guard
-from autotune.search.proposals import beside
-from autotune.search.sizes import without_checkpointing
+from autotune.search.proposals import beside, without_switches
 from autotune.search.speeds import CLOSE, Speeds
-from autotune.search.switches import without_switches
 from autotune.search.task import KEPT_THROUGHPUT, Task
 from autotune.space import Config
 
@@ -27,6 +28,16 @@ MOST_SIZES = 3
 NO_WORKER_SHARE = 1.3
 """Loading in the training process races if it is predicted to take at most so many times as long
 as with workers: a prediction is that far off (METHOD.md B.4, second hold-out)."""
+
+RESOLVED = 1.05
+"""Sizes further apart than this without a loader are told apart by that, where no loader binds."""
+
+HIDDEN = 0.5
+"""A loader that takes less of the step's time than this is hidden by it: nothing about the loader
+can change the whole; and the other way round."""
+
+BARELY = 1.005
+"""Loading in the training process is as good where it is predicted to cost no more than this."""
 
 SAME = 1.03
 """Numbers of workers that are predicted this close are as good: the fewest are taken."""
@@ -54,7 +65,22 @@ class Knowledge:
 
     def predicted(self, config: Config) -> float:
         """Return predicted seconds per sample, end to end; infinite where nothing is known."""
-        return self.loading.predicted(self.speeds.of(config), config.num_workers)
+        return self.assumed(config, self.speeds.of(config))
+
+    def assumed(self, config: Config, computing: float) -> float:
+        """Return the same where a step takes so many seconds per sample."""
+        return self.loading.predicted(computing, config.num_workers, is_pinned=config.pin_memory)
+
+    def hides_loading(self, config: Config) -> bool:
+        """Whether the device takes so long that nothing about a config's loader can matter."""
+        loading = self.loading.load_seconds(config.num_workers)
+        is_known = bool(self.loading.seconds) and config.num_workers > 0
+        return is_known and loading < HIDDEN * self.speeds.of(config)
+
+    def hides_computing(self, config: Config) -> bool:
+        """Whether the loader takes so long that nothing about a config's step can matter."""
+        loading = self.loading.load_seconds(config.num_workers)
+        return config.num_workers > 0 and self.speeds.of(config) < HIDDEN * loading
 
     def sizes(self) -> list[Config]:
         """Return the sizes that were timed and whose gradients may be used, the fastest first."""
@@ -75,15 +101,30 @@ class Knowledge:
         """Whether a config may race, and is not the reference."""
         return config != self.reference and self.may_race(config)
 
+    def fits_plainly(self, config: Config) -> bool:
+        """Whether a config is known to fit with its switches left alone, as borders are found."""
+        return self.fits.state(without_switches(config)) == "fits"
+
     def is_outdone(self, config: Config) -> bool:
         """Whether a config recomputes what fits without, and nothing showed that to be faster."""
         if not self.task.only_recomputes(config):
             return False
-        is_slower = not self.speeds.gains_by_checkpointing(config.amp)
-        return is_slower and self._fits_plain(without_checkpointing(config))
+        return any(self._is_outdone_by(config, other) for other in self.task.cheaper(config))
 
-    def _fits_plain(self, plain: Config) -> bool:
-        return self.guard.allows(plain) and self.fits.state(plain) == "fits"
+    def _is_outdone_by(self, config: Config, other: Config) -> bool:
+        """Whether the same with less recomputed may be used, and is not known to be slower.
+
+        Blocks that are recomputed whole have to be timed to know: to keep some results takes Python
+        at each operator.
+        """
+        seconds, less = self.speeds.of(config), self.speeds.of(other)
+        if other.checkpointing == "off":
+            is_slower = not self.speeds.gains_by_checkpointing(config.amp)
+        elif other.checkpointing in IN_PART and config.checkpointing not in IN_PART:
+            is_slower = less <= seconds < math.inf
+        else:
+            is_slower = less <= seconds
+        return is_slower and self.guard.allows(other) and self.fits.state(other) == "fits"
 
     def _is_eligible(self, config: Config) -> bool:
         """Whether a config is the reference, or one of the space that nothing outdoes."""
@@ -113,17 +154,27 @@ def best_workers(known: Knowledge, size: Config) -> Config:
     """Return a size with the fewest workers that are predicted to be as good as any."""
     space = known.task.space
     size = space.with_allowed_knobs(size)
-    if known.task.has_choice("pin_memory"):  # nearly always better; the race has one without
-        size = replace(size, pin_memory=True)
     options = [space.with_workers(size, count) for count in known.loading.sound_counts]
     options = [option for option in options if space.has_room(option)]
-    return _first_as_good(known, options) if options else _with_any_workers(known, size)
+    best = _first_as_good(known, options) if options else _with_any_workers(known, size)
+    return _pinned(known, best) if known.task.has_choice("pin_memory") else best
+
+
+def _pinned(known: Knowledge, config: Config) -> Config:
+    """Return a config with pinned memory, unless the thread that copies is what binds.
+
+    It is nearly always better; the race has one with the other where the loader matters.
+    """
+    pinned = replace(config, pin_memory=True)
+    plain = replace(config, pin_memory=False)
+    return pinned if known.predicted(pinned) <= SAME * known.predicted(plain) else plain
 
 
 def _first_as_good(known: Knowledge, options: Sequence[Config]) -> Config:
     """Return the first of some configs that is predicted to be as good as any."""
     best = min(map(known.predicted, options))
-    return next(option for option in options if known.predicted(option) <= SAME * best)
+    enough = {option: SAME if option.num_workers else BARELY for option in options}
+    return next(option for option in options if known.predicted(option) <= enough[option] * best)
 
 
 def _with_any_workers(known: Knowledge, size: Config) -> Config:
@@ -141,7 +192,8 @@ def _sizes(known: Knowledge) -> list[Config]:
 
 
 def _fastest(known: Knowledge, ranked: Sequence[Config]) -> list[Config]:
-    within = CLOSE * min(map(known.speeds.of, ranked), default=0.0)
+    best = min(map(known.speeds.of, ranked), default=0.0)
+    within = (CLOSE if known.loading.binds(best) else RESOLVED) * best
     return [size for size in ranked if known.speeds.of(size) <= within][:MOST_SIZES]
 
 
@@ -161,11 +213,23 @@ def _promising(known: Knowledge) -> Iterator[Config]:
 
 def _variations(known: Knowledge, first: Config) -> Iterator[Config]:
     """Yield what a prediction is not sure to be worse than the config that it holds to be best."""
-    yield from _other_workers(known, first)
+    if known.task.device.kind == "cpu" or not known.hides_loading(first):
+        yield from _other_workers(known, first)
+        fed = next(_with_workers(known, first), first)
+        if known.task.has_choice("pin_memory"):
+            yield from (replace(each, pin_memory=not each.pin_memory) for each in (fed, first))
+    yield from _fetched_further(known, first)
     yield from _spared_threads(known.task, first)
     yield from _larger(known, first)
-    if known.task.has_choice("pin_memory"):
-        yield replace(first, pin_memory=not first.pin_memory)
+
+
+def _fetched_further(known: Knowledge, first: Config) -> Iterator[Config]:
+    """Yield the longest queue where the loader is waited for: it evens out what samples take."""
+    loading = known.loading.load_seconds(first.num_workers)
+    most = max((int(n or 0) for n in known.task.space.choices("prefetch_factor")), default=0)
+    is_waited_for = first.num_workers > 0 and loading > NEARLY * known.speeds.of(first)
+    if is_waited_for and most > (first.prefetch_factor or 0):
+        yield replace(first, prefetch_factor=most)
 
 
 def _larger(known: Knowledge, first: Config) -> Iterator[Config]:
@@ -186,8 +250,11 @@ def _other_workers(known: Knowledge, first: Config) -> Iterator[Config]:
     counts = known.task.worker_counts
     if first.num_workers in counts:
         yield from _without_workers(known, first)
+        yield from _with_workers(known, first)
         for count in reversed(beside(counts, counts.index(first.num_workers))):
-            yield known.task.space.with_workers(first, count)
+            other = known.task.space.with_workers(first, count)
+            if known.predicted(other) <= CLOSE * known.predicted(first):
+                yield other
 
 
 def _without_workers(known: Knowledge, first: Config) -> Iterator[Config]:
@@ -196,6 +263,18 @@ def _without_workers(known: Knowledge, first: Config) -> Iterator[Config]:
     is_choice = first.num_workers > 0 and 0 in known.task.worker_counts
     if is_choice and known.predicted(alone) <= NO_WORKER_SHARE * known.predicted(first):
         yield alone
+
+
+def _with_workers(known: Knowledge, first: Config) -> Iterator[Config]:
+    """Yield a config without workers with the best number of them, if that is not far off."""
+    counts = [count for count in known.loading.sound_counts if count]
+    if first.num_workers == 0 and counts:
+        options = [known.task.space.with_workers(first, count) for count in counts]
+        if known.task.has_choice("pin_memory"):
+            options = [_pinned(known, option) for option in options]
+        fed = min(options, key=known.predicted)
+        if known.predicted(fed) <= NO_WORKER_SHARE * known.predicted(first):
+            yield fed
 
 
 def _spared_threads(task: Task, config: Config) -> Iterator[Config]:

@@ -1,21 +1,24 @@
 """Phase A, time: seconds per sample of batch sizes and precisions, without a loader.
 
-A pass over every second size of the whole feasible range, then the neighbours of all within 12 %
-of the best: a coarser sweep with an early stop misses a dip between its points, and what a cell is
-worth is judged by that cell alone (METHOD.md F.2 and F.3).
+A pass over every fourth size of the whole feasible range; every second one beside those that are
+not hopeless; then the neighbours of all within 12 % of the best. A coarser sweep with an early stop
+misses a dip between its points, and what a cell is worth is judged by that cell alone (METHOD.md
+F.2 and F.3).
 """
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, zip_longest
+from operator import itemgetter
+from statistics import fmean
 
 from autotune.search.choice import needs
 from autotune.search.costs import LIMIT_FLOOR_SECONDS, WARM_UP_CYCLES
 from autotune.search.fits import Fits
 from autotune.search.launcher import Ask, Launcher
 from autotune.search.plan import Plan
-from autotune.search.proposals import beside
+from autotune.search.proposals import SWITCHES, beside, with_size_of, without_switches
 from autotune.search.sizes import without_checkpointing
 from autotune.space import Config
 
@@ -26,23 +29,39 @@ DIP = 1.5
 """Of the time of its neighbours, what a size that kernels suit may spare: where time is left, the
 neighbours of sizes this close to the best are measured too."""
 
-STRIDES = (2, 4, 8, 16, 32)
+STRIDES = (4, 8, 16, 32)
 """Every so many sizes are measured first: the first stride that the budget allows."""
 
 HOPELESS = 2.0
-"""A size that takes so many times as long as the best is not waited for."""
+"""A size that takes so many times as long as the best is not waited for, and those beside it are
+not looked at: no dip is known to be deeper."""
 
 COSTLY = 3.0
 """Sizes that take so many times as long for a sample as the reference wait until the others are
 done: they are slow unless the law of time has a dip there."""
 
+DOUBLE = 2
+"""A size says something of those up to twice as large."""
+
 SURPRISE = 0.97
 """A checkpointed size is surprisingly fast that takes less than this share of its time without
 checkpointing: launches differ by a few percent, and recomputing costs up to a third."""
 
-CLEARLY = 0.98
-"""A switch pays that takes less than this share of the time: single launches differ by 1 to 2 %,
-and what pays less may still be found by a race in phase F."""
+CLEARLY = 0.995
+"""A switch pays that takes less than this share of the time: what pays less is a tie."""
+
+CLEAR = 0.04
+"""Log ratio that one pair of launches shows beyond doubt, and more pairs where it is smaller by the
+square root of their number: launches differ by 1 to 2 %."""
+
+MOST_PAIRS = 3
+"""An effect that so many pairs do not show is not worth a further one."""
+
+LONG_CYCLE_SECONDS = 5.0
+"""Where an optimizer step takes longer, it is a long accumulation, and a part of it will do."""
+
+LEAST_ACCUMULATED = 2
+"""Such a part holds so many micro-batches of the largest size, and more of smaller ones."""
 
 PASS_SHARE = 0.6
 """The first pass may use this share of the phase's time; the neighbours have the rest."""
@@ -65,6 +84,8 @@ class Speeds:
         self._reference = reference
         self.seconds: dict[Config, float] = {}
         self._given_up: set[Config] = set()
+        self._failed: set[Config] = set()
+        self._samples: int | None = None
 
     def core(self, config: Config) -> Config:
         """Return a config with the reference's loader: what is timed here knows no other."""
@@ -96,6 +117,61 @@ class Speeds:
         """Seconds per sample of the fastest; infinite before there is one."""
         return min(self.seconds.values(), default=math.inf)
 
+    def estimate(self, config: Config) -> float:
+        """Return seconds per sample, where they were not measured as they are likely at best.
+
+        Switches are taken to act as elsewhere, a size to be a dip beside those measured, and
+        recomputing to cost nothing; 0 where nothing of its cell was measured.
+        """
+        core = self.core(config)
+        if core in self.seconds:
+            return self.seconds[core]
+        plain = without_switches(core)
+        likely = self._switched(core) * self.seconds.get(plain, self._dip_beside(plain))
+        is_unknown = not likely and core.checkpointing != "off"
+        return self.estimate(without_checkpointing(core)) if is_unknown else likely
+
+    def _switched(self, core: Config) -> float:
+        """Return what the switches of a config make of a step: what each did where it was turned.
+
+        In the same precision, if it was turned there; 0 where one never was.
+        """
+        own, usual = core.to_dict(), Config(batch_size=1).to_dict()
+        turned = [knob for knob in ("threads", *SWITCHES) if own[knob] != usual[knob]]
+        return math.prod(self._turned(core, knob) for knob in turned)
+
+    def _turned(self, core: Config, knob: str) -> float:
+        """Return the ratio of times with a knob as a config has it and by default; 0 if unknown."""
+        value, usual = getattr(core, knob), getattr(Config(batch_size=1), knob)
+        found = [
+            (other.amp != core.amp, seconds / self.seconds[plain])
+            for other, seconds in self.seconds.items()
+            if getattr(other, knob) == value
+            and (plain := Config.from_dict(other.to_dict() | {knob: usual})) in self.seconds
+        ]
+        return min(found, default=(False, 0.0), key=itemgetter(0))[1]
+
+    def _dip_beside(self, plain: Config) -> float:
+        """Return what a size takes at best, by the nearest ones of its cell."""
+        sizes = {
+            other.batch_size: seconds
+            for other, seconds in self.seconds.items()
+            if with_size_of(plain, other) == other
+        }
+        near = sorted(sizes, key=lambda size: abs(math.log(size / plain.batch_size)))[:2]
+        return min((sizes[size] for size in near), default=0.0) / DIP
+
+    def is_hopeless(self, cell: Config, *, within: int) -> bool:
+        """Whether sizes of a cell near to any other were timed, and all take far too long.
+
+        Args:
+            cell: A config of the cell.
+            within: The largest size that is of interest.
+        """
+        timed = {c.batch_size: s for c, s in self.seconds.items() if with_size_of(cell, c) == c}
+        is_near = bool(timed) and max(timed) * DOUBLE >= within
+        return is_near and min(timed.values()) > HOPELESS * self.best_seconds
+
     def gains_by_checkpointing(self, amp: str) -> bool:
         """Whether a size of a precision is faster with checkpointing, against all expectation."""
         return any(
@@ -111,27 +187,77 @@ class Speeds:
             BudgetSpent: If nothing more may be launched.
         """
         core = self.core(config)
-        if core not in self.seconds and self._may_time(core):
-            self._time(core, phase=phase)
+        if core not in self.seconds and core not in self._failed and self._may_time(core):
+            seconds = self._launched(core, phase=phase)
+            if seconds is None:
+                self._failed.add(core)
+            else:
+                self.seconds[core] = seconds
         return self.seconds.get(core)
+
+    def compare(self, base: Config, other: Config, *, phase: str = "B") -> float | None:
+        """Return the log ratio of another config's time to a base's; None where it has none.
+
+        One launch of the other, if the effect is clear; pairs of both where it is near the noise.
+
+        Raises:
+            BudgetSpent: If nothing more may be launched.
+        """
+        if None in {self.measure(base, phase=phase), self.measure(other, phase=phase)}:
+            return None
+        base, other = self.core(base), self.core(other)
+        logs = [math.log(self.seconds[other] / self.seconds[base])]
+        while len(logs) < MOST_PAIRS and abs(fmean(logs)) < CLEAR / math.sqrt(len(logs)):
+            pair = [self._timed_again(config, phase=phase) for config in (base, other)]
+            if any(map(math.isnan, pair)):
+                break
+            logs.append(math.log(pair[1] / pair[0]))
+        self.seconds[other] = self.seconds[base] * math.exp(fmean(logs))
+        return fmean(logs)
+
+    def _timed_again(self, core: Config, *, phase: str) -> float:
+        """Return seconds per sample by a further launch; not a number where it gave none."""
+        if not self._may_time(core):
+            return math.nan
+        return self._launched(core, phase=phase) or math.nan
 
     def _may_time(self, core: Config) -> bool:
         """Whether a launch can be had, and is not wasted."""
-        if self._plan.is_dear(core, "compute", cycles=self._plan.exploring_cycles):
+        asked = self._asked(core)
+        if self._plan.is_dear(asked, "compute", cycles=self._plan.exploring_cycles(asked)):
             return False
         return self._fits.may_run(core) and self._plan.affords(self._cost([core]), phase="A")
 
-    def _time(self, core: Config, *, phase: str) -> None:
-        cycles = self._plan.exploring_cycles
+    def _launched(self, core: Config, *, phase: str) -> float | None:
+        """Return seconds per sample by a launch; None where it gave none."""
+        asked = self._asked(core)
+        plan = self._plan
+        cycles = plan.exploring_cycles(asked) if phase == "A" else plan.cycles_of(asked)
         ask = Ask(
-            config=core,
+            config=asked,
             purpose="compute",
             phase=phase,
             cycles=cycles,
-            most_seconds=self._most_seconds(core, cycles),
+            most_seconds=self._most_seconds(asked, cycles),
         )
-        if rate := self._launcher.run(ask).samples_per_second:
-            self.seconds[core] = 1 / rate
+        rate = self._launcher.run(ask).samples_per_second
+        return 1 / rate if rate else None
+
+    def _asked(self, core: Config) -> Config:
+        """Return what is launched for a config: a part of its cycle, where that lasts long."""
+        if self._samples is None or core.samples_per_optimizer_step <= self._samples:
+            return core
+        return replace(core, accumulation_steps=max(self._samples // core.batch_size, 1))
+
+    def _shorten(self, ladders: Sequence[Sequence[Config]]) -> None:
+        """Time fewer samples a step, where one of the reference is long: as many of each config.
+
+        Then what the optimizer takes is the same for all, so that they still compare.
+        """
+        sizes = [config.batch_size for ladder in ladders for config in ladder]
+        is_long = self._launcher.costs.cycle_seconds(self._reference) > LONG_CYCLE_SECONDS
+        if is_long and sizes and self._samples is None:
+            self._samples = LEAST_ACCUMULATED * max(sizes)
 
     def _most_seconds(self, core: Config, cycles: int) -> float:
         """Return after which time a size is surely far from the best."""
@@ -141,24 +267,32 @@ class Speeds:
         return LIMIT_FLOOR_SECONDS + costs.start_seconds + slow
 
     def sweep(self, ladders: Sequence[Sequence[Config]]) -> None:
-        """Measure every second size of each ladder, then the neighbours of all that are close.
+        """Measure some sizes of each ladder, then the neighbours of all that are close.
 
         Small sizes whose optimizer step takes far longer than the reference's come last.
         """
         self._given_up.clear()
-        cheap = [self._cheap(ladder) for ladder in ladders]
-        for sizes in (self._first_pass(cheap), _in_turns(ladders, STRIDES[0])):
-            for config in sizes:
-                self.measure(config)
-            self.close_in(ladders)
-        self.close_in(ladders, reach=DIP)
+        self._shorten(ladders)
+        cheap = list(map(self._cheap, ladders))
+        for config in chain(self._first_pass(cheap), _in_turns(ladders, STRIDES[0])):
+            self.measure(config)
+        for ladder in ladders:
+            self._time_largest(ladder)
+        self.close_in([ladder[::-1][::2][::-1] for ladder in ladders], reach=HOPELESS)
+        for reach in (CLOSE, DIP):
+            self.close_in(ladders, reach=reach)
+
+    def _time_largest(self, ladder: Sequence[Config]) -> None:
+        """Measure the largest size of a ladder that can be had, where none was measured."""
+        if not any(self.core(config) in self.seconds for config in ladder):
+            next(filter(self.measure, reversed(ladder)), None)
 
     def _cheap(self, ladder: Sequence[Config]) -> list[Config]:
         usual = COSTLY * self._sample_cost(self._reference)
         return [config for config in ladder if self._sample_cost(config) <= usual]
 
     def _sample_cost(self, config: Config) -> float:
-        return self._cost([config]) / config.samples_per_optimizer_step
+        return self._cost([config]) / self._asked(config).samples_per_optimizer_step
 
     def close_in(
         self, ladders: Sequence[Sequence[Config]], *, reach: float = CLOSE, phase: str = "A"
@@ -183,13 +317,15 @@ class Speeds:
         return has_launches and self._cost(unknown) <= PASS_SHARE * self._plan.spare_seconds("A")
 
     def _cost(self, configs: Iterable[Config]) -> float:
-        cycles = self._plan.exploring_cycles
-        return sum(self._plan.cost(config, "compute", cycles=cycles) for config in configs)
+        plan = self._plan
+        asked = map(self._asked, configs)
+        return sum(plan.cost(c, "compute", cycles=plan.exploring_cycles(c)) for c in asked)
 
     def _neighbours(self, ladders: Sequence[Sequence[Config]], reach: float) -> list[Config]:
         """Return what was not yet tried beside sizes within reach of the best, best first."""
         pairs = sorted(chain.from_iterable(map(_pairs, ladders)), key=lambda pair: self.of(pair[0]))
-        close = [pair for pair in pairs if self.of(pair[0]) <= reach * self.best_seconds]
+        timed = [pair for pair in pairs if not math.isinf(self.of(pair[0]))]
+        close = [pair for pair in timed if self.of(pair[0]) <= reach * self.best_seconds]
         return [neighbour for _, neighbour in close if self._is_open(neighbour)]
 
     def _is_open(self, config: Config) -> bool:

@@ -9,19 +9,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 
+from autotune.search.proposals import SWITCHES, set_as
 from autotune.search.speeds import Speeds
 from autotune.search.task import Task
 from autotune.space import Config
 
-SWITCHES = ("cudnn_benchmark", "channels_last", "optimizer_impl")
-"""Knobs of which each value is timed once, at the best size, threads apart."""
-
 _BY_PRECISION = "channels_last"
 """The switch that may pay in one precision alone (METHOD.md B.4, first hold-out)."""
 
-REACH = 1.5
-"""A cell is looked at again whose best size takes at most so many times as long as the best of all
-(METHOD.md D.1, row C)."""
+REACH = 1.25
+"""A cell is looked at again whose best size takes at most so many times as long as the best of all:
+no switch is known to suit one cell by more than another."""
+
+NEAR = 1.05
+"""Sizes this close to the best are timed as the best is set: single launches tell no less apart."""
 
 
 def turn_switches(speeds: Speeds, task: Task) -> Config | None:
@@ -45,7 +46,11 @@ def _turned(speeds: Speeds, task: Task, config: Config, knob: str) -> list[Confi
     """Return a config with each value of a knob, of those that could be timed."""
     values = task.space.choices(knob)
     turned = [Config.from_dict(config.to_dict() | {knob: value}) for value in values]
-    return [each for each in turned if speeds.measure(each, phase="B") is not None]
+    return [each for each in turned if each == config or _is_timed(speeds, config, each)]
+
+
+def _is_timed(speeds: Speeds, base: Config, other: Config) -> bool:
+    return speeds.compare(base, other) is not None
 
 
 def walk_rivals(
@@ -70,20 +75,15 @@ def walk_rivals(
     """
     leaders = _leaders_within_reach(speeds, ladders)
     if task.has_choice(_BY_PRECISION):
-        others = [_set_as(best, leader) for leader in leaders if leader.amp != best.amp]
+        others = [set_as(best, leader) for leader in leaders if leader.amp != best.amp]
         turned = chain.from_iterable(_turned(speeds, task, c, _BY_PRECISION) for c in others)
         best = min([best, *turned], key=speeds.of)
-    if best == _set_as(reference, best):
+    if best == set_as(reference, best):
         return
     for leader in leaders:
-        speeds.measure(_set_as(best, leader), phase="C")
-    as_best = [[_set_as(best, config) for config in ladder] for ladder in ladders]
-    speeds.close_in(as_best, phase="C")
-
-
-def without_switches(config: Config) -> Config:
-    """Return a config whose layout and optimizer are as by default."""
-    return replace(config, channels_last=False, optimizer_impl="default")
+        speeds.measure(set_as(best, leader), phase="C")
+    as_best = [[set_as(best, config) for config in ladder] for ladder in ladders]
+    speeds.close_in(as_best, reach=NEAR, phase="C")
 
 
 def _leaders_within_reach(speeds: Speeds, ladders: Sequence[Sequence[Config]]) -> list[Config]:
@@ -91,12 +91,6 @@ def _leaders_within_reach(speeds: Speeds, ladders: Sequence[Sequence[Config]]) -
     leaders = sorted((min(ladder, key=speeds.of) for ladder in ladders if ladder), key=speeds.of)
     within = REACH * min(map(speeds.of, leaders), default=0.0)
     return [leader for leader in leaders if speeds.of(leader) <= within]
-
-
-def _set_as(model: Config, config: Config) -> Config:
-    """Return a config with the threads and the switches of another."""
-    own = {knob: getattr(model, knob) for knob in ("threads", *SWITCHES)}
-    return Config.from_dict(config.to_dict() | own)
 
 
 def _with_best_threads(speeds: Speeds, task: Task, best: Config) -> Config:

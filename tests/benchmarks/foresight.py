@@ -30,9 +30,9 @@ from autotune.step.batch import map_parts
 from autotune.trial.foresee import foresee
 from autotune.workload import live_workload
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from memory import NETS, Net  # beside this file
+from benchmarks.memory import NETS, Net
 
 SAMPLES = 64
 """Samples of the data set: the largest batch that may be tried."""

@@ -8,9 +8,17 @@ regret is relative to the best of what can be set. With `--baselines` the same s
 to random search, to plain TPE and to coordinate descent, each as one would write it by hand.
 
 Exit code 0 if on each landscape the median regret is at most 0.5 % and its 95 % quantile at most
-2.5 %, with `--jitter` if 97 % of all picks are within 3 % and none is over 8 %, and with `--null`
-if at most one in 50 searches claims a gain; and if no search ran out of memory or picked what does
-not fit.
+2.5 % (or what FILE says is asked: `MOST_MEDIAN`, `MOST_P95`, `MOST_OOMS`), no launch ran out of
+memory, no pick does not fit, and the median cost is at most METHOD.md B.2's where that names the
+landscape; with `--jitter` if 97 % of all picks are within 3 % and none is over 8 %; with `--null`
+if at most one in 50 searches claims a gain; and with `--baselines` if our median regret is at most
+a fifth of plain TPE's on all landscapes but one, and on that no worse.
+
+With 30 seeds a correct build fails by chance in about one run in 200: each median regret seen is
+two standard errors of a median or more below what is asked, but for `nlp_varlen` (0.35 %, whose
+regrets are the few values 0 to 0.56 %), and two of 30 searches above 2.5 % were never seen. With
+150 jittered landscapes, of which 1 % are expected beyond 3 %, five are in one run of 250; with 200
+null twins, of which 0.1 % are expected to claim, five in none of a million.
 """
 
 import argparse
@@ -78,6 +86,22 @@ WORDS = {
 MOST_MEDIAN, MOST_P95 = 0.005, 0.025
 JITTER_WITHIN, JITTER_SHARE, JITTER_MOST = 0.03, 0.97, 0.08
 MOST_FALSE = 0.02
+TPE_SHARE = 0.2
+NEGLIGIBLE = 5e-4
+"""Regrets below this are none."""
+
+COSTS = {
+    "cnn_compute": 651,
+    "vision_data": 1452,
+    "mlp_launch": 275,
+    "llm_memory": 1516,
+    "nlp_varlen": 1447,
+    "cpu_small": 692,
+}
+"""Landscape → the seconds that METHOD.md's prototype took (B.2)."""
+
+GRID_SHARE, LANDSCAPES_WITHIN = 0.006, 4
+"""So many of those are to take no more of the whole grid's time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,11 +216,12 @@ def _summary(request: Request, found: Any, land: Any) -> Measurement:
     """Return what the product makes of the micro-steps of a launch, by its own estimator."""
     config, steps = request.config, request.config.accumulation_steps
     micro = [float(each) for each in found.step_times]
+    waited = 1.0 if request.purpose == "loader" else _waited(config, land)
     parts = [micro[start : start + steps] for start in range(0, len(micro), steps)]
     cycles = [
         Cycle(
             seconds=sum(part),
-            wait_seconds=0.0,
+            wait_seconds=waited * sum(part),
             samples=config.samples_per_optimizer_step,
             work_bytes=number if land.len_cv else 0,  # lengths vary: no cycle is like another
         )
@@ -204,6 +229,12 @@ def _summary(request: Request, found: Any, land: Any) -> Measurement:
     ]
     has_queue = config.num_workers > 0 and request.purpose != "compute"
     return summarise(cycles, config, has_queue=has_queue)
+
+
+def _waited(config: Config, land: Any) -> float:
+    """Return the share of a step in which it waits for its loader."""
+    values = from_config(config, land.default)
+    return max(1.0 - float(land.compute(values) / land.step(values)), 0.0)
 
 
 def task_of(land: Any, *, seed: int) -> Task:
@@ -216,6 +247,7 @@ def task_of(land: Any, *, seed: int) -> Task:
         blocks=("layers.0", "layers.1"),
         has_image_batches=bool(land.conv),
         optimizer_impls=("fused",),
+        sample_bytes=int(getattr(land, "bytes_sample", 0)),
     )
     make = device if land.cpu_share else cuda
     where = make(
@@ -226,7 +258,11 @@ def task_of(land: Any, *, seed: int) -> Task:
     )
     own = to_config(land.default, global_batch=land.G)
     baseline, kept = resolve_baseline(facts, where, given=own, global_batch=land.G)
-    asked: dict[str, list[Any]] = {"threads": ["default"], "cudnn_benchmark": ["off", "on"]}
+    asked: dict[str, list[Any]] = {
+        "threads": ["default"],
+        "cudnn_benchmark": ["off", "on"],
+        "checkpointing": list(WORDS["ckpt"]),
+    }
     if land.cpu_share or not land.conv or land.len_cv:
         del asked["cudnn_benchmark"]
     space = build_space(facts, where, baseline=baseline, global_batch=kept, space=asked)
@@ -240,13 +276,18 @@ def task_of(land: Any, *, seed: int) -> Task:
     )
 
 
-def settings(land: Any) -> Iterator[dict[str, int]]:
-    """Yield every setting of a landscape in what the product tunes."""
+def choices_of(land: Any) -> dict[str, list[int]]:
+    """Return what each knob of a landscape can be set to; its default where that is not tuned."""
     space = task_of(land, seed=0).space
-    choices = {
+    return {
         knob: values if len(space.choices(NAMES.get(knob, ""))) > 1 else [land.default[knob]]
         for knob, values in land.space.items()
     }
+
+
+def settings(land: Any) -> Iterator[dict[str, int]]:
+    """Yield every setting of a landscape in what the product tunes."""
+    choices = choices_of(land)
     return (dict(zip(choices, each, strict=True)) for each in product(*choices.values()))
 
 
@@ -302,12 +343,10 @@ def by_tpe(run: Any, *, seconds: float) -> tuple[dict[str, int], str]:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=0))
     best = (measured(run, run.ls.default), run.ls.default)
+    space = choices_of(run.ls)
     while run.clock < seconds:
         trial = study.ask()
-        values = {
-            knob: trial.suggest_categorical(knob, choices) if is_tuned(knob) else best[1][knob]
-            for knob, choices in run.ls.space.items()
-        }
+        values = {knob: trial.suggest_categorical(knob, choices) for knob, choices in space.items()}
         found = measured(run, values)
         best = min(best, (found, values), key=lambda pair: pair[0])
         state = optuna.trial.TrialState.PRUNED if math.isinf(found) else None
@@ -318,10 +357,11 @@ def by_tpe(run: Any, *, seconds: float) -> tuple[dict[str, int], str]:
 def by_coordinates(run: Any, *, seconds: float) -> tuple[dict[str, int], str]:
     """Coordinate descent: each value of each knob in turn, round after round."""
     best = (measured(run, run.ls.default), dict(run.ls.default))
+    space = choices_of(run.ls)
     while run.clock < seconds:
         before = best[0]
-        for knob, choices in run.ls.space.items():
-            for value in choices if is_tuned(knob) else ():
+        for knob, choices in space.items():
+            for value in choices:
                 if value != best[1][knob] and run.clock < seconds:
                     values = best[1] | {knob: value}
                     best = min(best, (measured(run, values), values), key=lambda pair: pair[0])
@@ -394,11 +434,11 @@ def quantile(rows: list[Row], share: float = 0.95) -> float:
     return regrets[min(math.ceil(share * (len(regrets) - 1)), len(regrets) - 1)]
 
 
-def failures(rows: list[Row], options: argparse.Namespace) -> Iterator[str]:
+def failures(everyone: list[Row], options: argparse.Namespace, module: ModuleType) -> Iterator[str]:
     """Yield what does not hold of our searches."""
-    rows = [row for row in rows if row.method == "ours"]
-    if any(row.ooms or math.isinf(row.regret) for row in rows):
-        yield "a search ran out of memory, or picked what does not fit"
+    rows = [row for row in everyone if row.method == "ours"]
+    if any(math.isinf(row.regret) for row in rows):
+        yield "a search picked what does not fit"
     if options.null and sum(row.verdict == "tuned" for row in rows) > MOST_FALSE * len(rows):
         yield "too many gains are claimed where there is none"
     if options.jitter:
@@ -406,10 +446,51 @@ def failures(rows: list[Row], options: argparse.Namespace) -> Iterator[str]:
         if within < JITTER_SHARE or max(row.regret for row in rows) > JITTER_MOST:
             yield f"{within:.1%} of the picks are within 3 %, the worst at {quantile(rows, 1):.1%}"
     elif not options.null:
-        for name in dict.fromkeys(row.landscape for row in rows):
-            own = [row for row in rows if row.landscape == name]
-            if _median(own, "regret") > MOST_MEDIAN or quantile(own) > MOST_P95:
-                yield f"regret on {name}"
+        yield from _by_landscape(rows, module)
+        yield from _costs(rows)
+    if options.baselines:
+        yield from _beside_tpe(everyone)
+
+
+def _by_landscape(rows: list[Row], module: ModuleType) -> Iterator[str]:
+    median = getattr(module, "MOST_MEDIAN", MOST_MEDIAN)
+    most = getattr(module, "MOST_P95", MOST_P95)
+    for name, own in _grouped(rows).items():
+        if _median(own, "regret") > median or quantile(own) > most:
+            yield f"regret on {name}"
+        if sum(row.ooms for row in own) > getattr(module, "MOST_OOMS", 0) * len(own):
+            yield f"searches ran out of memory on {name}"
+
+
+def _costs(rows: list[Row]) -> Iterator[str]:
+    known = {name: own for name, own in _grouped(rows).items() if name in COSTS}
+    for name, own in known.items():
+        if _median(own, "cost_seconds") > COSTS[name]:
+            yield f"the cost on {name}: more than {COSTS[name]} s"
+    within = sum(_median(own, "grid_share") <= GRID_SHARE for own in known.values())
+    if len(known) == len(COSTS) and within < LANDSCAPES_WITHIN:
+        yield f"only {within} landscapes take at most {GRID_SHARE:.1%} of the grid's time"
+
+
+def _beside_tpe(rows: list[Row]) -> Iterator[str]:
+    worse = []
+    for name, own in _grouped(rows).items():
+        mine, theirs = (
+            _median([row for row in own if row.method == method], "regret")
+            for method in ("ours", "tpe")
+        )
+        if mine > max(TPE_SHARE * theirs, NEGLIGIBLE):
+            worse.append(name)
+        if mine > max(theirs, NEGLIGIBLE):
+            yield f"plain TPE is better on {name}"
+    if len(worse) > 1:
+        yield f"more than a fifth of plain TPE's regret on {', '.join(worse)}"
+
+
+def _grouped(rows: list[Row]) -> dict[str, list[Row]]:
+    """Return landscape → its rows."""
+    names = dict.fromkeys(row.landscape for row in rows)
+    return {name: [row for row in rows if row.landscape == name] for name in names}
 
 
 def main() -> None:
@@ -433,6 +514,7 @@ def main() -> None:
     first, last = map(int, options.seeds.split(":"))
     names = options.instances.split(",") if options.instances else list(module.INSTANCES)
     rows: list[Row] = []
+    sys.stdout.write(f"seeds {first} to {last - 1}\n")
     for name in names:
         for seed in range(first, last):
             rows += rows_of(module, name, seed, options=options)
@@ -440,7 +522,7 @@ def main() -> None:
         sys.stdout.flush()
     if options.json is not None:
         options.json.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
-    wrong = [*failures(rows, options)]
+    wrong = [*failures(rows, options, module)]
     sys.stdout.write("".join(f"NOT HELD: {each}\n" for each in wrong))
     sys.exit(bool(wrong))
 
