@@ -406,6 +406,36 @@ def test_what_is_recomputed_has_to_be_the_same(block: nn.Module, *, agrees: bool
     assert agrees or getattr(outcome, "reason", "").startswith("with checkpointing, ")
 
 
+class Recomputing(nn.Module):
+    """A layer that computes otherwise in backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(12, 12)
+
+    def forward(self, value: Tensor) -> Tensor:
+        """Return the layer's output, in backward twice as large."""
+        is_backward = torch._C._current_graph_task_id() >= 0
+        result: Tensor = self.layer(value) * (1 + is_backward)
+        return result.tanh()
+
+
+@pytest.mark.parametrize(
+    ("kind", "own", "agrees"),
+    [("alternate", "off", True), ("full", "off", False), ("off", "full", False)],
+)
+def test_each_kind_of_checkpointing_is_checked_by_itself(
+    kind: str, own: str, *, agrees: bool
+) -> None:
+    """Of two blocks the first is right, and every second one is it alone."""
+    model = nn.Sequential(nn.Linear(12, 12), nn.Linear(12, 12), Recomputing(), nn.Linear(12, 5))
+    config, baseline = (replace(WHOLE, checkpointing=each) for each in (kind, own))
+
+    outcome = check(stepper_of(model), rows(), config=config, baseline=baseline, blocks=["1", "2"])
+
+    assert isinstance(outcome, Measured if agrees else Invalid)
+
+
 @pytest.mark.parametrize("amp", ["off", "bf16"])
 def test_a_baseline_of_fp16_is_scaled_too(amp: str) -> None:
     """Else its small gradients would be zero, and all others wrong."""

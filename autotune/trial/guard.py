@@ -2,10 +2,12 @@
 
 Relies on a few steps in one launch, on the same samples with dropout off: in the baseline's
 precision, in the config's, and in the baseline's with every number on the way moved at random
-by as much as the config's precision rounds it; `agreement` compares them.
+by as much as the config's precision rounds it; `agreement` compares their gradients, and
+`trajectory` where some optimizer steps lead.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import cycle, islice
 from typing import Any
 
 import torch
@@ -23,6 +25,14 @@ from autotune.step.variants import channels_last
 from autotune.step.window import Stepper
 from autotune.trial.agreement import EXACT, ROUNDED, Gradients, difference, is_finite
 from autotune.trial.shaking import Shake
+from autotune.trial.trajectory import (
+    MOST_SAMPLES,
+    STEPS,
+    Trajectory,
+    divergence,
+    follow,
+    seed_for_comparison,
+)
 
 SHAKES = 3
 """Random moves, of which each gradient's largest counts: where a ReLU changes sides a gradient
@@ -77,12 +87,24 @@ def _reasons(
     if _must_split_agree(config, baseline):
         yield _compare_split(stepper, first)
     if config.checkpointing != baseline.checkpointing:
-        yield _compare_recomputed(stepper, first, blocks)
+        kind = baseline.checkpointing if config.checkpointing == "off" else config.checkpointing
+        yield _compare_recomputed(stepper, first, blocks, kind=kind)
     if config.channels_last != baseline.channels_last:
         yield _compare_layouts(stepper, first, is_on=config.channels_last)
     if config.amp != baseline.amp:
         reason = _compare_precision(stepper, first, config.amp)
         yield _compare_precision(stepper, second, config.amp) if reason and second else reason
+    if _differ(config, baseline):
+        yield _compare_trajectories(
+            stepper, window, config=config, baseline=baseline, blocks=blocks
+        )
+
+
+def _differ(config: Config, baseline: Config) -> bool:
+    """Whether a config does anything otherwise on the same samples."""
+    names = ("amp", "checkpointing", "channels_last")
+    is_same = all(getattr(config, name) == getattr(baseline, name) for name in names)
+    return not is_same or _must_split_agree(config, baseline)
 
 
 def _must_split_agree(config: Config, baseline: Config) -> bool:
@@ -93,9 +115,11 @@ def _must_split_agree(config: Config, baseline: Config) -> bool:
     )
 
 
-def _compare_recomputed(stepper: Stepper, window: Sequence[Any], blocks: Sequence[str]) -> str:
+def _compare_recomputed(
+    stepper: Stepper, window: Sequence[Any], blocks: Sequence[str], *, kind: str
+) -> str:
     reference = gradients(stepper, window)
-    with checkpointed(stepper.model, blocks):
+    with checkpointed(stepper.model, blocks, kind=kind):
         found = gradients(stepper, window)
     reason = difference(reference, found, moved=[], tolerance=EXACT)
     return f"with checkpointing, {reason}" if reason else ""
@@ -160,6 +184,67 @@ def _compare_split(stepper: Stepper, window: Sequence[Any]) -> str:
     return f"split into micro-batches, {reason}" if reason else ""
 
 
+def _compare_trajectories(
+    stepper: Stepper,
+    window: Sequence[Any],
+    *,
+    config: Config,
+    baseline: Config,
+    blocks: Sequence[str],
+) -> str:
+    """Compare some optimizer steps of a config, in all that it does otherwise, with as many."""
+    batches = [_few(stepper, batch) for batch in islice(cycle(window), STEPS)]
+    whole = [[batch] for batch in batches]
+    windows = [_pieces(stepper, batch) for batch in batches]
+    reference = _followed_as(stepper, whole, config=baseline, blocks=blocks)
+    is_split = _must_split_agree(config, baseline)
+    found = _followed_as(stepper, windows if is_split else whole, config=config, blocks=blocks)
+    has_layout = config.channels_last != baseline.channels_last
+    is_rounded = has_layout or _is_rounded(in_precision(stepper, config.amp))
+    tolerance = ROUNDED if is_rounded else EXACT
+    reason = divergence(reference, found, moved=[], tolerance=tolerance)
+    if reason:  # seldom, and so it is seldom looked at what rounding may do
+        dtype = AUTOCAST_DTYPES.get(config.amp, _dtype_of_convolutions(stepper))
+        moved = [_followed_shaken(stepper, batches, dtype, seed=seed) for seed in range(SHAKES)]
+        reason = divergence(reference, found, moved=moved, tolerance=tolerance)
+    return f"in steps as a whole, {reason}" if reason else ""
+
+
+def _followed_as(
+    stepper: Stepper, windows: Sequence[Sequence[Any]], *, config: Config, blocks: Sequence[str]
+) -> Trajectory:
+    """Return some steps in the precision, the layout and with the checkpointing of a config."""
+    own = in_layout(in_precision(stepper, config.amp), channels_last=config.channels_last)
+    recomputed = blocks if config.checkpointing != "off" else ()
+    with (
+        checkpointed(stepper.model, recomputed, kind=config.checkpointing),
+        channels_last(stepper.model, is_on=config.channels_last, optimizer=stepper.optimizer),
+    ):
+        return follow(own, windows)
+
+
+def _few(stepper: Stepper, batch: Any) -> Any:
+    """Return the first samples of a batch; all of one that cannot be cut."""
+    samples = stepper.count(batch)
+    pieces = cut(batch, samples) if samples > MOST_SAMPLES else None
+    return batch if pieces is None else _few(stepper, pieces[0])
+
+
+def _pieces(stepper: Stepper, batch: Any) -> list[Any]:
+    """Return a batch in two pieces, or whole where it cannot be cut."""
+    return cut(batch, stepper.count(batch)) or [batch]
+
+
+def _followed_shaken(
+    stepper: Stepper, batches: Sequence[Any], dtype: torch.dtype, *, seed: int
+) -> Trajectory:
+    """Return some steps with every number on the way moved as a type's rounding may."""
+    shake = Shake(dtype, device=stepper.device, seed=seed)
+    windows = [[shake(to_device(batch, stepper.device))] for batch in batches]
+    with shake.parameters(stepper.model):
+        return follow(stepper, windows, around=shake)
+
+
 def _is_rounded(stepper: Stepper) -> bool:
     """Whether steps compute in less than fp32, by autocast or by the parameters' own type."""
     least = torch.finfo(torch.float32).bits
@@ -182,7 +267,7 @@ def gradients(stepper: Stepper, window: Sequence[Any]) -> Gradients:
 
 
 def _gradients_at(stepper: Stepper, window: Sequence[Any], *, scale: float) -> Gradients:
-    torch.manual_seed(0)
+    seed_for_comparison()
     if isinstance(stepper, ScalingStepper):
         stepper = in_precision(stepper, "fp16", init_scale=scale)
     stepper.model.zero_grad(set_to_none=True)
