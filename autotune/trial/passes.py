@@ -266,7 +266,7 @@ def _limited(bench: Bench) -> AbstractContextManager[Meter | None]:
 
 def _timed(bench: Bench, stream: Iterator[list[Any]], meter: Meter | None) -> Outcome:
     losses: list[torch.Tensor] = []
-    before, scale = meter.retries if meter else 0, scale_of(bench.stepper)
+    before, scale = _retries(meter), scale_of(bench.stepper)
     cycles = time_cycles(
         stream,
         lambda window: losses.append(bench.stepper(window)),
@@ -275,19 +275,28 @@ def _timed(bench: Bench, stream: Iterator[list[Any]], meter: Meter | None) -> Ou
         synchronize=bench.device.synchronize,
         deadline=bench.deadline,
     )
-    _refuse_thrashing((meter.retries if meter else 0) - before, steps=len(cycles))
+    _refuse_thrashing(_retries(meter) - before, steps=len(cycles))
     if skipping := seldom_made(scale, scale_of(bench.stepper), steps=len(cycles)):
         raise Unusable(skipping)
     bench.step_seconds = tuple(timed.seconds for timed in cycles)
+    _require_sound(cycles, losses)
+    peak = meter.peak if meter else None
+    bench.peak_bytes = (peak.reserved_bytes or peak.allocated_bytes) if peak else None
+    return _told(bench, cycles)
+
+
+def _retries(meter: Meter | None) -> int:
+    return meter.retries if meter else 0
+
+
+def _require_sound(cycles: list[Cycle], losses: list[torch.Tensor]) -> None:
+    """Refuse steps that did not run, whose time fell off a cliff, or whose loss is no number."""
     if not cycles:
         raise Unusable("no step ran")
     if slowed := cliff(cycles):
         raise Unusable(slowed)
     if not all(bool(torch.isfinite(loss)) for loss in losses):
         raise Unusable("the loss is not finite")
-    peak = meter.peak if meter else None
-    bench.peak_bytes = (peak.reserved_bytes or peak.allocated_bytes) if peak else None
-    return _told(bench, cycles)
 
 
 def _refuse_thrashing(retries: int, *, steps: int) -> None:
