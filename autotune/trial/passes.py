@@ -279,7 +279,7 @@ def _timed(bench: Bench, stream: Iterator[list[Any]], meter: Meter | None) -> Ou
     if skipping := seldom_made(scale, scale_of(bench.stepper), steps=len(cycles)):
         raise Unusable(skipping)
     bench.step_seconds = tuple(timed.seconds for timed in cycles)
-    _require_sound(cycles, losses)
+    _require_sound(cycles, losses, is_cuda=bench.device.kind == "cuda")
     peak = meter.peak if meter else None
     bench.peak_bytes = (peak.reserved_bytes or peak.allocated_bytes) if peak else None
     return _told(bench, cycles)
@@ -289,11 +289,14 @@ def _retries(meter: Meter | None) -> int:
     return meter.retries if meter else 0
 
 
-def _require_sound(cycles: list[Cycle], losses: list[torch.Tensor]) -> None:
-    """Refuse steps that did not run, whose time fell off a cliff, or whose loss is no number."""
+def _require_sound(cycles: list[Cycle], losses: list[torch.Tensor], *, is_cuda: bool) -> None:
+    """Refuse steps that did not run, whose time fell off a cliff, or whose loss is no number.
+
+    On a CPU it is other work that makes steps many times as slow, and no memory.
+    """
     if not cycles:
         raise Unusable("no step ran")
-    if slowed := cliff(cycles):
+    if is_cuda and (slowed := cliff(cycles)):
         raise Unusable(slowed)
     if not all(bool(torch.isfinite(loss)) for loss in losses):
         raise Unusable("the loss is not finite")
