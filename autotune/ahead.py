@@ -2,6 +2,7 @@
 
 import gc
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 PLANNED_PRECISIONS = ("off", "bf16")
 """fp16 needs as much as bf16 does."""
+
+LONG_SECONDS = 20.0
+"""A plan that has taken so long begins no further kind of checkpointing between none and all."""
 
 Sizes = str | float | Sequence[str | float]
 """One memory size or some, each as `units.parse_bytes` takes it."""
@@ -141,7 +145,8 @@ def _asked(memory: Sizes, device: str | None) -> tuple[str, list[int]]:
 
 
 def _sizes(foreseen: "Foreseen", limits: Sequence[int]) -> tuple[PlannedSize, ...]:
-    rows = [list(_planned(foreseen, cell, limits)) for cell in _cells(foreseen)]
+    order = ("off", *foreseen.kinds)
+    rows = sorted(_rows(foreseen, limits), key=lambda row: order.index(row[0].cell.checkpointing))
     columns = zip(*rows, strict=True)
     return tuple(
         PlannedSize(limit_bytes=limit, cells=tuple(cells))
@@ -149,10 +154,17 @@ def _sizes(foreseen: "Foreseen", limits: Sequence[int]) -> tuple[PlannedSize, ..
     )
 
 
-def _cells(foreseen: "Foreseen") -> Iterator[Cell]:
-    for checkpointing in ("off", *foreseen.kinds):
+def _rows(foreseen: "Foreseen", limits: Sequence[int]) -> Iterator[list[PlannedCell]]:
+    """Yield the cells, each with what would fit; of what lies between, those there is time for."""
+    began = time.monotonic()
+    ends = dict.fromkeys(("off", *foreseen.kinds[-1:]))
+    between = [kind for kind in foreseen.kinds if kind not in ends]
+    for checkpointing in (*ends, *between):
         for amp in PLANNED_PRECISIONS:
-            yield Cell(amp=amp, checkpointing=checkpointing)
+            if checkpointing not in ends and time.monotonic() - began > LONG_SECONDS:
+                return
+            cell = Cell(amp=amp, checkpointing=checkpointing)
+            yield list(_planned(foreseen, cell, limits))
 
 
 def _planned(foreseen: "Foreseen", cell: Cell, limits: Sequence[int]) -> Iterator[PlannedCell]:

@@ -11,6 +11,7 @@ from torch.utils.data import TensorDataset
 from workloads import write_script
 
 import autotune
+from autotune import ahead
 from autotune.ahead import plan
 from autotune.cli import main
 from autotune.errors import NothingFits, OptionInvalid, WorkloadInvalid
@@ -70,6 +71,18 @@ def test_each_size_has_a_cell_of_each_kind() -> None:
     assert list(small)[1::2] == [name.replace("fp32", "bf16") for name in kinds]
     assert all(0 < small[name] < large[name] for name in small)
     assert small[kinds[0]] < small[kinds[1]] < small[kinds[3]] > small[kinds[2]] > small[kinds[0]]
+
+
+def test_a_long_plan_keeps_to_none_and_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lies between is left out where the others took long."""
+    monkeypatch.setattr(ahead, "LONG_SECONDS", -1.0)
+
+    assert list(sizes(planned("1MiB"))) == [
+        "fp32",
+        "bf16",
+        "fp32, checkpointed",
+        "bf16, checkpointed",
+    ]
 
 
 def test_what_is_said_to_fit_fits_for_real() -> None:
