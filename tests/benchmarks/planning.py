@@ -104,7 +104,9 @@ class Cost:
         return self.read_seconds + sum(self.cell_seconds)
 
 
-def cost_of(make: Callable[[], nn.Module], cells: Sequence[Cell]) -> Cost:
+def cost_of(
+    make: Callable[[], nn.Module], cells: Sequence[Cell], limits: Sequence[int] = LIMITS
+) -> Cost:
     """Return what a plan of these cells costs.
 
     Raises:
@@ -118,7 +120,7 @@ def cost_of(make: Callable[[], nn.Module], cells: Sequence[Cell]) -> Cost:
         forecast = foreseen.forecast(cell)
         if not isinstance(forecast, CellForecast):
             raise TypeError(forecast.reason)
-        for limit in LIMITS:
+        for limit in limits:
             _, forecast = foreseen.with_largest(forecast, cell, limit)
         ends.append(time.process_time())
     return Cost(
@@ -184,6 +186,7 @@ FOUR, FURTHER, LARGE_CELL = (
     "BERT-base: reading it and two further cells",
     "GPT, 1 billion: reading it and one cell",
 )
+ONE_SIZE = "BERT-base: the four cells, for 16 GiB alone"
 COMMAND, LARGE_COMMAND = "BERT-base: the command", "GPT, 1 billion: the command"
 
 
@@ -198,6 +201,7 @@ def main() -> int:
     tasks: Mapping[str, Callable[[], Cost]] = {
         FOUR: partial(cost_of, bert, ASKED),
         FURTHER: partial(cost_of, bert, further),
+        ONE_SIZE: partial(cost_of, bert, ASKED, LIMITS[:1]),
         LARGE_CELL: partial(cost_of, gpt, ASKED[-1:]),
         COMMAND: partial(command_cost, is_large=False),
         LARGE_COMMAND: partial(command_cost, is_large=True),
