@@ -147,8 +147,8 @@ class _Knobs:
         """Return the values worth trying, and a reason for each knob with a single one."""
         found = {
             "batch_size": self._batch_sizes(world_size),
-            "amp": (usable_precisions(self.device), "no lower precision is native on this device"),
-            "checkpointing": (self._checkpointing(), NEEDS_BLOCKS),
+            "amp": self._precisions(),
+            "checkpointing": self._checkpointing(),
             "num_workers": self._workers(),
             "prefetch_factor": self._worker_setting("prefetch_factor", set(PREFETCH_FACTORS)),
             "persistent_workers": self._worker_setting("persistent_workers", {True}),
@@ -170,8 +170,8 @@ class _Knobs:
             return own
         on_cuda = (False, True) if self.device.kind == "cuda" else own
         possible: dict[str, tuple[Value, ...]] = {
-            "amp": usable_precisions(self.device),
-            "checkpointing": self._checkpointing(),
+            "amp": self._precisions()[0],
+            "checkpointing": self._checkpointing()[0],
             "num_workers": tuple(range(cores + 1)),
             "persistent_workers": (False, True),
             "pin_memory": on_cuda,
@@ -182,11 +182,22 @@ class _Knobs:
         }
         return possible.get(name)
 
-    def _checkpointing(self) -> tuple[str, ...]:
+    def _precisions(self) -> tuple[tuple[str, ...], str]:
+        """Return what is native on the device; what the user does already is not doubled."""
+        own, itself = self.baseline.amp, self.workload.does_itself
+        if "amp" in itself:
+            return (own,), f"the model autocasts by itself, to {itself['amp']}"
+        if "scaler" in itself:
+            return (own,), "loss_fn scales the loss by a GradScaler of its own"
+        return usable_precisions(self.device), "no lower precision is native on this device"
+
+    def _checkpointing(self) -> tuple[tuple[str, ...], str]:
         """Return the kinds that make a difference for the model's blocks, and the user's own."""
-        none, facts = CHECKPOINTING[0], self.workload
+        none, own, facts = CHECKPOINTING[0], self.baseline.checkpointing, self.workload
+        if "checkpointing" in facts.does_itself:
+            return _ascending({none, own}), "the model checkpoints by itself"
         kinds = facts.checkpointing if facts.blocks else ()
-        return _ascending({none, *kinds, self.baseline.checkpointing})
+        return _ascending({none, *kinds, own}), NEEDS_BLOCKS
 
     def _batch_sizes(self, world_size: int) -> tuple[tuple[Value, ...], str]:
         own = self.baseline.batch_size

@@ -77,7 +77,7 @@ class WorkloadFacts:
         varies_in_shape: Whether two batches of one size had different shapes.
         drops_last: Whether the loader drops a short last batch.
         loss: How the loss is computed: `"loss_fn"`, or by the form of the batch: `"named"`,
-            `"dict"`, `"pair"`, `"whole"`, `"classes"` or `"values"`.
+            `"dict"`, `"items"`, `"shifted_items"`, `"pair"`, `"whole"`, `"classes"` or `"values"`.
         has_evaluation: Whether an `eval_loader_fn` was given.
         blocks: Names of the modules that checkpointing may recompute; none where there are none.
         checkpointing: Kinds of checkpointing that make a difference for these, cheapest first.
@@ -104,6 +104,8 @@ class WorkloadFacts:
         optimizer_impls: In which ways the optimizer may be told to step, beside the way that it
             takes by itself.
         is_optimizer_fused: Whether the way that it takes by itself is `fused`.
+        does_itself: What the model or its loss does by itself that a knob would do, or that a
+            reader should know of → how: `amp`, `scaler`, `checkpointing`, `compile`, `shared`.
         options: The script's `autotune_options`.
     """
 
@@ -138,6 +140,7 @@ class WorkloadFacts:
     optimizer: str = "the optimizer"
     optimizer_impls: tuple[str, ...] = ()
     is_optimizer_fused: bool = False
+    does_itself: Mapping[str, str] = field(default_factory=dict)
     stated_settings: Mapping[str, Any] = field(default_factory=dict)
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -147,6 +150,7 @@ class WorkloadFacts:
         plain = {item.name: getattr(self, item.name) for item in fields(self)}
         return plain | {
             **{name: list(getattr(self, name)) for name in _LISTS},
+            "does_itself": dict(self.does_itself),
             "stated_settings": dict(self.stated_settings),
             "fingerprint": dict(self.fingerprint),
             "options": dict(self.options),

@@ -22,6 +22,7 @@ from autotune.output.write import write_all
 from autotune.result import KeptFolder, Result
 from autotune.search.budget import Budget
 from autotune.search.foresight import question_of
+from autotune.search.remarks import on_itself
 from autotune.search.search import Decision, Search
 from autotune.search.studies import Studies
 from autotune.search.task import Task
@@ -231,7 +232,7 @@ class Run:
             machine=machine_of(task.device),
             versions=versions(),
             left_out=task.space.left_out,
-            notes=(*decision.notes, *self._notes),
+            notes=(*decision.notes, *on_itself(task.workload), *self._notes),
             command=self._command,
             script=self._script,
             seed=task.seed,

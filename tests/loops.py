@@ -50,6 +50,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "classes": {"facts": OF_PAIRS},
     "values": {"facts": {"loss": "values", "weight": "values", "nesting": "parts"}},
     "dict": {"facts": {"loss": "dict", "weight": "shifted_labels"}},
+    "items": {"facts": {"loss": "shifted_items", "weight": "shifted_labels"}},
     "pair": {"facts": {"loss": "pair", "weight": "samples", "nesting": "parts"}},
     "tensor": {"facts": {"loss": "whole", "weight": "samples", "nesting": "tensor"}},
     "iterated": {"facts": {"is_map_style": False, "has_evaluation": False}},

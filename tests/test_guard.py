@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.optim import SGD
+from torch.optim import SGD, AdamW
 from torchvision.models import resnet18
 from workloads import quick_launches
 
@@ -20,6 +20,7 @@ from autotune.step.make import make_stepper
 from autotune.step.window import Stepper
 from autotune.trial import guard
 from autotune.trial.guard import check, cut
+from autotune.trial.trajectory import STEPS
 
 WHOLE = Config(batch_size=16)
 SPLIT = Config(batch_size=8, accumulation_steps=2)
@@ -237,7 +238,7 @@ def test_what_is_wrong_on_one_window_alone_is_trusted() -> None:
     outcome = check(stepper_of(Twisted(at_first)), [*rows(), *rows()], config=BF16, baseline=WHOLE)
 
     assert isinstance(outcome, Measured)
-    assert len(calls) == 4
+    assert len(calls) == 4 + STEPS
 
 
 @pytest.mark.parametrize("amp", ["off", "bf16"])
@@ -605,3 +606,124 @@ def test_what_rounding_makes_of_a_resnet_is_no_fault_of_a_layout() -> None:
     outcome = check(stepper, window, config=replace(WHOLE, channels_last=True), baseline=WHOLE)
 
     assert isinstance(outcome, Measured), outcome
+
+
+class Later(nn.Module):
+    """A model that under autocast goes wrong from its third run in a row on."""
+
+    def __init__(self, wrong: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layers, self.wrong = mlp(), wrong
+        self.runs: Tensor
+        self.register_buffer("runs", torch.zeros(()))
+
+    def forward(self, value: Tensor) -> Tensor:
+        """Return scores; the count of runs is a buffer, and so is put back with the weights."""
+        self.runs += torch.is_autocast_enabled("cpu")
+        scores: Tensor = self.layers(value)
+        return self.wrong(scores) if self.runs == 2 + BEFORE else scores
+
+
+BEFORE = 2
+"""Runs under autocast before optimizer steps are compared: a window of two."""
+
+
+@pytest.mark.parametrize(
+    "wrong", [lambda scores: scores * 3, lambda scores: scores * float("nan")], ids=["off", "nan"]
+)
+def test_what_goes_wrong_after_a_step_is_found(wrong: Callable[[Tensor], Tensor]) -> None:
+    """Gradients where training starts agree; those of the second step do not."""
+    outcome = check(stepper_of(Later(wrong)), rows(), config=BF16, baseline=WHOLE)
+
+    assert isinstance(outcome, Invalid)
+    assert outcome.reason.startswith("in steps as a whole, ")
+
+
+FP16 = replace(WHOLE, amp="fp16")
+
+
+def test_what_overflows_in_fp16_is_not_trusted() -> None:
+    """Activations beyond 65,504 are infinite there at any loss scale, and fine in bf16."""
+
+    class Large(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = mlp()
+
+        def forward(self, value: Tensor) -> Tensor:
+            large = functional.linear(value * 1e5, torch.eye(12))
+            result: Tensor = self.layers(large * 1e-5)
+            return result
+
+    in_fp16 = check(stepper_of(Large()), rows(), config=FP16, baseline=WHOLE)
+    in_bf16 = check(stepper_of(Large()), rows(), config=BF16, baseline=WHOLE)
+
+    assert in_fp16 == Invalid(reason="under fp16, loss or gradients are not finite")
+    assert isinstance(in_bf16, Measured)
+
+
+def test_gradients_that_overflow_in_fp16_at_every_scale_are_not_trusted() -> None:
+    """The loss is a number; a scaler would skip each step without an end."""
+
+    def loss_fn(model: nn.Module, batch: Any) -> Tensor:
+        return functional.cross_entropy(model(batch[0]), batch[1]) * 1e9
+
+    outcome = check(stepper_of(mlp(), loss_fn=loss_fn), rows(), config=FP16, baseline=WHOLE)
+
+    assert outcome == Invalid(reason="under fp16, loss or gradients are not finite")
+
+
+def test_a_scaler_that_skips_without_an_end_is_not_trusted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Though the gradients that were compared at first are right."""
+    monkeypatch.setattr(guard, "_compare_precision", lambda *_: "")
+
+    def loss_fn(model: nn.Module, batch: Any) -> Tensor:
+        return functional.cross_entropy(model(batch[0]), batch[1]) * 1e9
+
+    outcome = check(stepper_of(mlp(), loss_fn=loss_fn), rows(), config=FP16, baseline=WHOLE)
+
+    assert isinstance(outcome, Invalid)
+    assert "the scaler skipped 16 steps" in outcome.reason
+
+
+@pytest.mark.parametrize("make", [SGD, AdamW])
+@pytest.mark.parametrize(
+    "config", [BF16, FP16, replace(SPLIT, amp="bf16"), SPLIT], ids=["bf16", "fp16", "both", "split"]
+)
+def test_steps_of_a_healthy_transformer_are_trusted(make: Any, config: Config) -> None:
+    """Whatever the optimizer: Adam goes as far for the smallest gradient as for the largest."""
+    model = Attention(dropout=0.1).train()
+    stepper = make_stepper(model, make(model.parameters(), 0.05), device=CPU)
+
+    outcome = check(stepper, words(), config=config, baseline=WHOLE)
+
+    assert isinstance(outcome, Measured), outcome
+
+
+def test_a_config_that_changes_nothing_is_not_followed() -> None:
+    """A larger batch alone: no sample is computed otherwise, and so nothing is computed."""
+    runs = []
+
+    def loss_fn(model: nn.Module, batch: Any) -> Tensor:
+        runs.append(batch)
+        return functional.cross_entropy(model(batch[0]), batch[1])
+
+    check(stepper_of(mlp(), loss_fn=loss_fn), rows(), config=Config(batch_size=32), baseline=WHOLE)
+
+    assert runs == []
+
+
+def test_steps_are_those_of_few_samples() -> None:
+    """What takes several steps costs less than the gradients of a window."""
+    sizes = []
+
+    def loss_fn(model: nn.Module, batch: Any) -> Tensor:
+        sizes.append(len(batch[1]))
+        return functional.cross_entropy(model(batch[0]), batch[1])
+
+    check(stepper_of(mlp(), loss_fn=loss_fn), rows(samples=64), config=SPLIT, baseline=WHOLE)
+
+    assert sizes[:3] == [64, 32, 32]
+    assert sizes[3:] == [4] * STEPS + [2, 2] * STEPS

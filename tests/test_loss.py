@@ -277,6 +277,31 @@ def test_the_weight_is_what_the_loss_is_a_mean_over() -> None:
     assert torch.allclose(summed / weight, output.loss, rtol=1e-6)
 
 
+class Told(nn.Module):
+    """A model that takes the number of labels that count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+        self.told = 0
+
+    def forward(self, *, num_items_in_batch: Any = 0, **_: Any) -> Tensor:
+        """Remember the number."""
+        self.told = int(num_items_in_batch)
+        return self.weight * 1
+
+
+class ToldLMHeadModel(Told):
+    """The same, which shifts its labels."""
+
+
+def accepting(model: Any) -> nn.Module:
+    """Return a model that says that it takes what its loss needs."""
+    model.accepts_loss_kwargs = True
+    assert isinstance(model, nn.Module)
+    return model
+
+
 class Wrapper(nn.Module):
     """A model around another, as those of compilers and of data parallel."""
 
@@ -319,6 +344,14 @@ def test_a_decoder_that_sees_images_is_causal() -> None:
         (bert, {"input_ids": LABELS}, "named"),
         (lambda: Wrapper(bert()), {"input_ids": LABELS}, "dict"),
         (lambda: shaped(2), {"input_ids": LABELS}, "dict"),
+        (Told, {"input_ids": LABELS}, "dict"),
+        (Told, {"input_ids": LABELS, "labels": LABELS}, "items"),
+        (Told, {"labels": LABELS, "num_items_in_batch": 3}, "dict"),
+        (Told, {"labels": torch.ones(2)}, "dict"),
+        (ToldLMHeadModel, {"labels": LABELS}, "shifted_items"),
+        (lambda: accepting(gpt2()), {"labels": LABELS}, "shifted_items"),
+        (lambda: accepting(bert()), {"labels": LABELS}, "items"),
+        (gpt2, {"labels": LABELS}, "named"),
         (lambda: shaped(2), (torch.ones(2), torch.ones(2).long()), "classes"),
         (lambda: shaped(2), (torch.ones(2), torch.ones(2)), "values"),
         (lambda: shaped(2), (torch.ones(2), torch.ones(2).bool()), "pair"),
@@ -332,6 +365,20 @@ def test_the_form_decides_which_loss_is_written(
 ) -> None:
     """Each form has a loss of its own, so that the loop holds no line for the others."""
     assert form_of(make_model(), batch) == form
+
+
+def test_a_model_is_told_how_many_labels_count() -> None:
+    """Those of its batch: weighted by as many, a window's losses are over the window's number."""
+    plain, shifted = Told(), ToldLMHeadModel()
+    batch = {"input_ids": LABELS, "labels": LABELS}
+
+    default_loss(plain, batch)
+    default_loss(shifted, batch)
+
+    assert (plain.told, shifted.told) == (4, 3)
+    assert default_weight(plain, batch, 2) == 4
+    assert default_weight(shifted, batch, 2) == 3
+    assert "num_items_in_batch" not in batch
 
 
 def test_a_model_that_returns_tuples_does_not_name_its_loss() -> None:

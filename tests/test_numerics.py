@@ -72,10 +72,9 @@ def test_a_bad_recomputation_takes_out_checkpointed_configs_alone() -> None:
     assert len(simulation.runner.requests) == 4
     assert not guard.allows(replace(BASE, checkpointing="full"))
     assert all(guard.allows(config) for config in (BASE, BF16, SPLIT, BOTH))
-    assert guard.notes == [
-        "checkpointing is not used: its gradients disagree with the baseline's "
-        "(gradients disagree with the baseline's)"
-    ]
+    (note,) = guard.notes
+    assert note.startswith("checkpointing is not used: its gradients disagree with the baseline's")
+    assert note.endswith("(gradients disagree with the baseline's)")
 
 
 def test_a_right_recomputation_is_not_blamed_for_the_precision() -> None:
@@ -197,7 +196,5 @@ def test_a_layout_is_checked_and_an_optimizer_is_not() -> None:
     assert len(simulation.runner.requests) == 3
     assert not guard.allows(last)
     assert guard.allows(replace(BF16, optimizer_impl="fused"))
-    assert guard.notes == [
-        "the layout with channels last is not used: its gradients disagree with the baseline's "
-        "(gradients disagree with the baseline's)"
-    ]
+    (note,) = guard.notes
+    assert note.startswith("the layout with channels last is not used: its gradients disagree")

@@ -357,6 +357,43 @@ def test_a_loss_that_is_not_finite_is_invalid(purpose: Purpose) -> None:
     assert outcome == Invalid(reason="the loss is not finite")
 
 
+@pytest.mark.parametrize("purpose", ["compute", "train"])
+def test_a_scaler_that_skips_every_step_is_invalid(purpose: Purpose) -> None:
+    """The loss is a number, the gradients are none at any scale: nothing is trained."""
+
+    def loss_fn(model: nn.Module, batch: Any) -> Tensor:
+        return functional.cross_entropy(model(batch[0]), batch[1]) * 1e12
+
+    config = Config(batch_size=4, amp="fp16")
+
+    outcome = run(live_workload(Watched, numbered(), loss_fn=loss_fn), purpose, config)
+
+    assert isinstance(outcome, Invalid)
+    assert outcome.reason == "the scaler skipped 16 steps: gradients overflow at every scale"
+
+
+@pytest.mark.parametrize("purpose", ["compute", "train"])
+@pytest.mark.parametrize(("every", "is_right"), [(2, False), (7, True)])
+def test_a_scaler_that_skips_many_steps_is_invalid(
+    purpose: Purpose, every: int, *, is_right: bool
+) -> None:
+    """Steps without an optimizer are no measurement of training; a few of many are usual."""
+    losses: list[float] = []
+
+    def loss_fn(model: nn.Module, batch: Any) -> Tensor:
+        losses.append(float("inf") if len(losses) % every == 1 else 1.0)
+        scores = model(batch[0])
+        scores.register_hook(lambda gradient: gradient * losses[-1])
+        return functional.cross_entropy(scores, batch[1])
+
+    config = Config(batch_size=4, amp="fp16")
+
+    outcome = run(live_workload(Watched, numbered(), loss_fn=loss_fn), purpose, config, cycles=8)
+
+    assert isinstance(outcome, Measured) == is_right
+    assert is_right or "the scaler skipped 4 of 8 steps" in outcome.reason
+
+
 def test_whole_cycles_are_timed_across_epochs() -> None:
     """A window to warm up, then so many; the loader starts again when an epoch ends."""
     model = Watched()

@@ -90,6 +90,44 @@ def t5() -> T5ForConditionalGeneration:
     return T5ForConditionalGeneration(config)
 
 
+class Told(GPT2LMHeadModel):
+    """A GPT-2 that may be told how many labels its loss is to be divided by."""
+
+    def forward(self, input_ids: Tensor, labels: Tensor, num_items_in_batch: Any = None) -> Any:
+        """Return the output of Hugging Face's own, the loss in it."""
+        return super().forward(
+            input_ids=input_ids, labels=labels, num_items_in_batch=num_items_in_batch
+        )
+
+
+class Averaging(nn.Module):
+    """A BERT whose loss is a mean over samples, unless it is told how many labels count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bert = bert()
+
+    def forward(self, input_ids: Tensor, labels: Tensor, num_items_in_batch: Any = None) -> Any:
+        """Return the loss."""
+        scores = self.bert(input_ids).logits.transpose(1, 2)
+        losses = functional.cross_entropy(scores, labels, reduction="none")
+        if num_items_in_batch is None:
+            return (losses.sum(1) / labels.ne(-100).sum(1).clamp(min=1)).mean()
+        return losses.sum() / num_items_in_batch
+
+
+def told_gpt2() -> Told:
+    """The smallest GPT-2 that may be told."""
+    config = gpt2().config
+    torch.manual_seed(0)
+    return Told(config)
+
+
+def averaging() -> Averaging:
+    """The smallest BERT with a mean over samples."""
+    return Averaging()
+
+
 def rows(*, has_gaps: bool = False) -> tuple[Tensor, Tensor]:
     """Inputs with classes; with gaps, half of these are -100."""
     torch.manual_seed(1)
@@ -224,6 +262,20 @@ CASES: dict[str, tuple[Make, Any, dict[str, Any], Callable[[nn.Module], Tensor]]
     "count of one element": (net, rows(), {"loss_fn": one_element}, whole_summed),
     "masked labels": (bert, tokens(), {}, lambda model: model(**tokens()).loss),
     "causal labels": (gpt2, tokens(), {}, lambda model: model(**tokens()).loss),
+    "items": (
+        averaging,
+        tokens(),
+        {},
+        lambda model: model(**tokens(), num_items_in_batch=tokens()["labels"].ne(-100).sum()),
+    ),
+    "shifted items": (
+        told_gpt2,
+        tokens(),
+        {},
+        lambda model: (
+            model(**tokens(), num_items_in_batch=tokens()["labels"][:, 1:].ne(-100).sum()).loss
+        ),
+    ),
     "seq2seq labels": (t5, tokens(), {}, lambda model: model(**tokens()).loss),
 }
 """Name → model, whole batch, how it is stepped, and the loss of the whole batch."""
@@ -250,7 +302,7 @@ def test_accumulated_gradients_are_those_of_one_batch(case: str, sizes: list[int
     assert loss.item() == pytest.approx(whole_loss(make()).item(), rel=1e-6)
 
 
-@pytest.mark.parametrize("case", ["mean", "causal labels", "masked labels", "count"])
+@pytest.mark.parametrize("case", ["mean", "causal labels", "masked labels", "count", "items"])
 def test_a_mean_of_means_would_not_pass(case: str) -> None:
     """The tolerance tells right from wrong: accumulation without weights is far outside it."""
     make, batch, changes, whole_loss = CASES[case]

@@ -32,6 +32,8 @@ LOSSES = {
     "loss_fn": "loss_fn",
     "named": "named_loss",
     "dict": "dict_loss",
+    "items": "items_loss",
+    "shifted_items": "shifted_items_loss",
     "pair": "pair_loss",
     "whole": "whole_loss",
     "classes": "class_loss",

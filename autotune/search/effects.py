@@ -129,24 +129,24 @@ def _run(launcher: Launcher, plan: Plan, configs: list[Config]) -> list[dict[Con
         for each in configs
     ]
     rounds: list[dict[Config, float]] = []
-    cost = sum(plan.cost(each, "train") for each in configs)
-    until = launcher.budget.elapsed_seconds + _room(launcher)
     with launcher.racing(asks) as entries:
-        while len(rounds) < MOST_ROUNDS and _has_room(launcher, cost, until, len(configs)):
-            times = _round(launcher, entries, number=len(rounds))
+        for number in range(_rounds(launcher, plan, configs)):
+            times = _round(launcher, entries, number=number)
             if times is None:
                 break
             rounds.append(times)
     return rounds
 
 
-def _has_room(launcher: Launcher, cost: float, until: float, launches: int) -> bool:
-    budget = launcher.budget
-    return (
-        budget.elapsed_seconds + cost <= until
-        and cost <= budget.remaining_seconds
-        and launches <= budget.remaining_launches
-    )
+def _rounds(launcher: Launcher, plan: Plan, configs: list[Config]) -> int:
+    """Return how many rounds there is room for.
+
+    Told beforehand, of what launches took: a run that goes on, whose launches were made, makes as
+    many.
+    """
+    seconds = sum(plan.cost(each, "train") for each in configs)
+    by_launches = launcher.budget.remaining_launches / len(configs)
+    return min(MOST_ROUNDS, int(min(_room(launcher) / seconds, by_launches)))
 
 
 def _round(

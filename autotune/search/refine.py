@@ -14,7 +14,7 @@ from itertools import islice
 from autotune.search.choice import has_finished, in_order
 from autotune.search.costs import NEARLY
 from autotune.search.phases import Explorer
-from autotune.search.proposals import moves, neighbours, with_value
+from autotune.search.proposals import moves, neighbours, with_size_of, with_value
 from autotune.search.race import TIE, Rules, Standing
 from autotune.search.rivals import BARELY
 from autotune.search.studies import Studies
@@ -176,12 +176,14 @@ class Refinement:
         slack = UNLIKELY if config.num_workers or not known.hides_loading(leader) else BARELY
         if whole > slack * known.predicted(leader):
             return True
+        if known.hides_computing(leader) and self._differs_by_what_is_hidden(config, leader):
+            return True
         is_same_step = known.speeds.core(config) == known.speeds.core(leader)
         if is_same_step:
             return self._is_loader_idle(config, leader)
         is_step_alone = _loader_of(config) == _loader_of(leader)
         is_step_alone |= self._is_loader_idle(config, leader)
-        return is_step_alone and self._gains_no_step(config, leader, computing)
+        return is_step_alone and computing > WITHIN * known.speeds.of(leader)
 
     def _is_loader_idle(self, config: Config, leader: Config) -> bool:
         """Whether the loaders of two configs are fast enough for what they load to be hidden."""
@@ -198,12 +200,12 @@ class Refinement:
             for c in (config, leader)
         )
 
-    def _gains_no_step(self, config: Config, leader: Config, computing: float) -> bool:
-        """Whether a config that steps otherwise is hidden by its loader, or was timed as slower."""
+    def _differs_by_what_is_hidden(self, config: Config, leader: Config) -> bool:
+        """Whether a config steps otherwise, beside its size, or copies otherwise."""
         known = self._explorer.known
-        if config.batch_size == leader.batch_size and known.hides_computing(leader):
-            return True
-        return computing > WITHIN * known.speeds.of(leader)
+        copies = config.pin_memory != leader.pin_memory and known.hides_copying(leader)
+        own = with_size_of(known.speeds.core(config), leader)
+        return copies or own != known.speeds.core(leader)
 
     def _affords(self, challengers: list[Config]) -> bool:
         plan = self._explorer.plan

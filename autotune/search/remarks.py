@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from autotune.facts import WorkloadFacts
 from autotune.outcome import Trial
 from autotune.search.confirm import UNSTABLE_SPREAD, Confirmation, detectable_gain
 from autotune.units import format_bytes
@@ -31,3 +32,24 @@ def on_growth(verified: Trial) -> Iterator[str]:
         steps = (seen.limit_bytes - seen.peak_bytes) // seen.growth_bytes
         grown += f", so that the limit is met after about {steps:,} steps"
     yield f"{grown}; does the loss or the model keep tensors of earlier steps?"
+
+
+def on_itself(facts: WorkloadFacts) -> Iterator[str]:
+    """Yield, in one line, what the model does by itself, and what follows for its tuning."""
+    own = facts.does_itself
+    parts = [words.format(own[way]) for way, words in _ITSELF.items() if way in own]
+    if parts:
+        yield f"by itself the workload {'; '.join(parts)}"
+
+
+_ITSELF = {
+    "amp": "autocasts to {0}, so amp is not put on top of it",
+    "scaler": (
+        "scales its loss by a {0}, so amp is not tuned; gradients stay scaled, since nothing "
+        "calls its step: better return the loss itself"
+    ),
+    "checkpointing": "checkpoints, so none is put on top of it",
+    "compile": "is compiled by {0}: memory is measured as it runs uncompiled",
+    "shared": "shares parameters ({0}), each counted and stepped once",
+}
+"""What a workload may do by itself → what is said of it."""

@@ -30,7 +30,8 @@ NO_WORKER_SHARE = 1.3
 as with workers: a prediction is that far off (METHOD.md B.4, second hold-out)."""
 
 RESOLVED = 1.05
-"""Sizes further apart than this without a loader are told apart by that, where no loader binds."""
+"""Sizes further apart than this without a loader are told apart by that, where no loader binds; but
+on a CPU, whose launches differ by 4 % on their own (METHOD.md C.1)."""
 
 HIDDEN = 0.5
 """A loader that takes less of the step's time than this is hidden by it: nothing about the loader
@@ -81,6 +82,11 @@ class Knowledge:
         """Whether the loader takes so long that nothing about a config's step can matter."""
         loading = self.loading.load_seconds(config.num_workers)
         return config.num_workers > 0 and self.speeds.of(config) < HIDDEN * loading
+
+    def hides_copying(self, config: Config) -> bool:
+        """Whether the same is true of copying to the device, and of the thread that pins."""
+        loading = self.loading.load_seconds(config.num_workers)
+        return self.hides_computing(config) and self.loading.pinned_seconds < NEARLY * loading
 
     def sizes(self) -> list[Config]:
         """Return the sizes that were timed and whose gradients may be used, the fastest first."""
@@ -193,7 +199,8 @@ def _sizes(known: Knowledge) -> list[Config]:
 
 def _fastest(known: Knowledge, ranked: Sequence[Config]) -> list[Config]:
     best = min(map(known.speeds.of, ranked), default=0.0)
-    within = (CLOSE if known.loading.binds(best) else RESOLVED) * best
+    is_unsure = known.task.device.kind == "cpu" or known.loading.binds(best)
+    within = (CLOSE if is_unsure else RESOLVED) * best
     return [size for size in ranked if known.speeds.of(size) <= within][:MOST_SIZES]
 
 
@@ -216,7 +223,7 @@ def _variations(known: Knowledge, first: Config) -> Iterator[Config]:
     if known.task.device.kind == "cpu" or not known.hides_loading(first):
         yield from _other_workers(known, first)
         fed = next(_with_workers(known, first), first)
-        if known.task.has_choice("pin_memory"):
+        if known.task.has_choice("pin_memory") and not known.hides_copying(first):
             yield from (replace(each, pin_memory=not each.pin_memory) for each in (fed, first))
     yield from _fetched_further(known, first)
     yield from _spared_threads(known.task, first)

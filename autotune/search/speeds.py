@@ -10,24 +10,20 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, zip_longest
-from operator import itemgetter
-from statistics import fmean
+from statistics import fmean, geometric_mean
 
 from autotune.search.choice import needs
 from autotune.search.costs import LIMIT_FLOOR_SECONDS, WARM_UP_CYCLES
+from autotune.search.estimates import DIP, estimated_seconds
 from autotune.search.fits import Fits
 from autotune.search.launcher import Ask, Launcher
 from autotune.search.plan import Plan
-from autotune.search.proposals import SWITCHES, beside, with_size_of, without_switches
+from autotune.search.proposals import beside, with_size_of
 from autotune.search.sizes import without_checkpointing
 from autotune.space import Config
 
 CLOSE = 1.12
 """Sizes this close to the best have their neighbours measured too (METHOD.md F)."""
-
-DIP = 1.5
-"""Of the time of its neighbours, what a size that kernels suit may spare: where time is left, the
-neighbours of sizes this close to the best are measured too."""
 
 STRIDES = (4, 8, 16, 32)
 """Every so many sizes are measured first: the first stride that the budget allows."""
@@ -47,7 +43,7 @@ SURPRISE = 0.97
 """A checkpointed size is surprisingly fast that takes less than this share of its time without
 checkpointing: launches differ by a few percent, and recomputing costs up to a third."""
 
-CLEARLY = 0.995
+CLEARLY = 0.997
 """A switch pays that takes less than this share of the time: what pays less is a tie."""
 
 CLEAR = 0.04
@@ -118,48 +114,8 @@ class Speeds:
         return min(self.seconds.values(), default=math.inf)
 
     def estimate(self, config: Config) -> float:
-        """Return seconds per sample, where they were not measured as they are likely at best.
-
-        Switches are taken to act as elsewhere, a size to be a dip beside those measured, and
-        recomputing to cost nothing; 0 where nothing of its cell was measured.
-        """
-        core = self.core(config)
-        if core in self.seconds:
-            return self.seconds[core]
-        plain = without_switches(core)
-        likely = self._switched(core) * self.seconds.get(plain, self._dip_beside(plain))
-        is_unknown = not likely and core.checkpointing != "off"
-        return self.estimate(without_checkpointing(core)) if is_unknown else likely
-
-    def _switched(self, core: Config) -> float:
-        """Return what the switches of a config make of a step: what each did where it was turned.
-
-        In the same precision, if it was turned there; 0 where one never was.
-        """
-        own, usual = core.to_dict(), Config(batch_size=1).to_dict()
-        turned = [knob for knob in ("threads", *SWITCHES) if own[knob] != usual[knob]]
-        return math.prod(self._turned(core, knob) for knob in turned)
-
-    def _turned(self, core: Config, knob: str) -> float:
-        """Return the ratio of times with a knob as a config has it and by default; 0 if unknown."""
-        value, usual = getattr(core, knob), getattr(Config(batch_size=1), knob)
-        found = [
-            (other.amp != core.amp, seconds / self.seconds[plain])
-            for other, seconds in self.seconds.items()
-            if getattr(other, knob) == value
-            and (plain := Config.from_dict(other.to_dict() | {knob: usual})) in self.seconds
-        ]
-        return min(found, default=(False, 0.0), key=itemgetter(0))[1]
-
-    def _dip_beside(self, plain: Config) -> float:
-        """Return what a size takes at best, by the nearest ones of its cell."""
-        sizes = {
-            other.batch_size: seconds
-            for other, seconds in self.seconds.items()
-            if with_size_of(plain, other) == other
-        }
-        near = sorted(sizes, key=lambda size: abs(math.log(size / plain.batch_size)))[:2]
-        return min((sizes[size] for size in near), default=0.0) / DIP
+        """Return seconds per sample, where they were not measured as they are likely at best."""
+        return estimated_seconds(self.seconds, self.core(config))
 
     def is_hopeless(self, cell: Config, *, within: int) -> bool:
         """Whether sizes of a cell near to any other were timed, and all take far too long.
@@ -205,15 +161,16 @@ class Speeds:
         """
         if None in {self.measure(base, phase=phase), self.measure(other, phase=phase)}:
             return None
+        pairs = [(self.of(base), self.of(other))]
         base, other = self.core(base), self.core(other)
-        logs = [math.log(self.seconds[other] / self.seconds[base])]
-        while len(logs) < MOST_PAIRS and abs(fmean(logs)) < CLEAR / math.sqrt(len(logs)):
-            pair = [self._timed_again(config, phase=phase) for config in (base, other)]
+        while len(pairs) < MOST_PAIRS and abs(_ratio(pairs)) < CLEAR / math.sqrt(len(pairs)):
+            pair = (self._timed_again(base, phase=phase), self._timed_again(other, phase=phase))
             if any(map(math.isnan, pair)):
                 break
-            logs.append(math.log(pair[1] / pair[0]))
-        self.seconds[other] = self.seconds[base] * math.exp(fmean(logs))
-        return fmean(logs)
+            pairs.append(pair)
+        self.seconds[base] = geometric_mean(own for own, _ in pairs)
+        self.seconds[other] = self.seconds[base] * math.exp(_ratio(pairs))
+        return _ratio(pairs)
 
     def _timed_again(self, core: Config, *, phase: str) -> float:
         """Return seconds per sample by a further launch; not a number where it gave none."""
@@ -331,6 +288,11 @@ class Speeds:
     def _is_open(self, config: Config) -> bool:
         """Whether a config was neither timed nor given up."""
         return self.core(config) not in self.seconds and config not in self._given_up
+
+
+def _ratio(pairs: Sequence[tuple[float, float]]) -> float:
+    """Return the mean log ratio of pairs of times."""
+    return fmean(math.log(other / base) for base, other in pairs)
 
 
 def _pairs(ladder: Sequence[Config]) -> Iterator[tuple[Config, Config]]:

@@ -27,6 +27,18 @@ def dict_loss(model: Model, batch: Any) -> Any:
     return output["loss"] if isinstance(output, Mapping) else getattr(output, "loss", output)
 
 
+def items_loss(model: Model, batch: Any) -> Any:
+    """Return the loss that the model computes of its arguments, a dict, if told what counts."""
+    output = model(**batch, num_items_in_batch=batch["labels"].ne(-100).sum())
+    return output["loss"] if isinstance(output, Mapping) else getattr(output, "loss", output)
+
+
+def shifted_items_loss(model: Model, batch: Any) -> Any:
+    """Return the same of a model that does not predict the first label of a sequence."""
+    output = model(**batch, num_items_in_batch=batch["labels"][..., 1:].ne(-100).sum())
+    return output["loss"] if isinstance(output, Mapping) else getattr(output, "loss", output)
+
+
 def pair_loss(model: Model, batch: Any) -> Any:
     """Return the loss that the model computes of the first part of a pair."""
     output = model(batch[0])

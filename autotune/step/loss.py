@@ -4,8 +4,9 @@ A batch whose form leaves no doubt needs no `loss_fn`; any other is refused by n
 checked is handed on as it is, so that a trial computes the very tensors that the loop will.
 """
 
+import inspect
 from collections.abc import Callable, Mapping
-from functools import wraps
+from functools import cache, wraps
 from numbers import Real
 from typing import Any
 
@@ -18,7 +19,7 @@ EXAMPLE_LOSS = "def loss_fn(model, batch):\n    return my_loss(model(batch[0]), 
 
 CAUSAL = ("CausalLM", "LMHeadModel", "ForConditionalGeneration")
 """In the names of models that predict each label from the ones before it, so that the first of a
-sequence is not predicted; Hugging Face's name their loss so, else their class."""
+sequence is not predicted; Hugging Face's name their loss so, else a class of theirs."""
 
 SHOWN_PARTS = 4
 """Of a list, in an error: enough to recognise it."""
@@ -29,6 +30,8 @@ LossFn = Callable[[nn.Module, Any], Any]
 LOSSES: Mapping[str, Callable[[forms.Model, Any], Any]] = {
     "named": forms.named_loss,
     "dict": forms.dict_loss,
+    "items": forms.items_loss,
+    "shifted_items": forms.shifted_items_loss,
     "pair": forms.pair_loss,
     "whole": forms.whole_loss,
     "classes": forms.class_loss,
@@ -77,12 +80,17 @@ def form_of(model: nn.Module, batch: Any) -> str:
     """Return the form of a batch, a key of `LOSSES`.
 
     A dict is passed as `model(**batch)` and the output's `loss` is used; models of Hugging Face
-    have it by name. A pair is inputs and targets: cross entropy for integer targets (`classes`),
-    mean squared error for floating ones (`values`). Of other pairs, of anything else, and where
-    the output is or has a loss, it is the model that computes it.
+    have it by name. Those that divide the sum over their labels by a number that they are given
+    get the number of this very batch (`items`): weighted by it, a window's losses come out as if
+    each had been given the number of the window, which is what Hugging Face's Trainer does.
+
+    A pair is inputs and targets: cross entropy for integer targets (`classes`), mean squared error
+    for floating ones (`values`). Of other pairs, of anything else, and where the output is or has
+    a loss, it is the model that computes it.
     """
     if isinstance(batch, Mapping):
-        return "named" if _names_its_loss(model) else "dict"
+        items = _ITEMS.get(weight_of(model, batch)) if _takes_items(model, batch) else None
+        return items or ("named" if _names_its_loss(model) else "dict")
     if not _is_pair(batch):
         return "whole"
     targets = batch[1]
@@ -125,8 +133,9 @@ def is_causal(model: nn.Module) -> bool:
     Hugging Face's causal models do; those with an encoder are given shifted labels.
     """
     while True:
-        name = getattr(model, "loss_type", None) or type(model).__name__
-        if any(part in name for part in CAUSAL):
+        kinds = " ".join(kind.__name__ for kind in type(model).__mro__)
+        names = getattr(model, "loss_type", None) or kinds
+        if any(part in names for part in CAUSAL):
             return not getattr(getattr(model, "config", None), "is_encoder_decoder", False)
         wrapped = list(model.children())
         if len(wrapped) != 1:
@@ -159,6 +168,29 @@ def require_loss(loss: Any) -> None:
         raise LossUnclear(
             f"a loss needs {_LOSS_FORMS}, but loss_fn gave {_form(loss)} without a gradient"
         )
+
+
+_ITEMS_ARGUMENT = "num_items_in_batch"
+"""By which models of Hugging Face are told how many labels count."""
+
+_ITEMS = {"labels": "items", "shifted_labels": "shifted_items"}
+"""What a loss is a mean over → the form of a batch whose model is told the number of these."""
+
+
+def _takes_items(model: nn.Module, batch: Mapping[str, Any]) -> bool:
+    """Whether a model is to be told how many labels count, by an argument that is not there yet."""
+    kind: Any = type(getattr(model, "_orig_mod", model))  # a compiled one holds its own
+    is_said = getattr(model, "accepts_loss_kwargs", False) is True  # as Hugging Face's may
+    return (is_said or _is_asked(kind.forward)) and _ITEMS_ARGUMENT not in batch
+
+
+@cache
+def _is_asked(forward: Callable[..., Any]) -> bool:
+    """Whether the forward of a class names the argument."""
+    try:
+        return _ITEMS_ARGUMENT in inspect.signature(forward).parameters
+    except (TypeError, ValueError):  # some have none that can be read
+        return False
 
 
 def _names_its_loss(model: nn.Module) -> bool:

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from autotune.trial.foretell import foretell
 from autotune.trial.launch import attempt, reading
 from autotune.trial.order import INSIDE_LAUNCH, Order, Source, read_order, write_answer
 from autotune.trial.packing import unpack
-from autotune.trial.survey import survey
+from autotune.trial.survey import surveys
 from autotune.workload import Workload, load_script
 
 
@@ -23,24 +24,28 @@ def answer_order(order_path: Path, answer_path: Path) -> None:
     if order.start_method is not None:
         multiprocessing.set_start_method(order.start_method, force=True)
     try:
-        answer = _answer(order)
+        for answer in _answers(order):
+            write_answer(answer_path, answer)
     except AutotuneError as error:
         kind = type(error).__name__
-        answer = {"error": {"type": kind, "message": str(error), "hint": error.hint}}
-    write_answer(answer_path, answer)
+        failed = {"error": {"type": kind, "message": str(error), "hint": error.hint}}
+        write_answer(answer_path, failed)
 
 
-def _answer(order: Order) -> dict[str, Any]:
+def _answers(order: Order) -> Iterator[dict[str, Any]]:
+    """Yield an answer, or some of which each tells more: the last that was given holds."""
     device = find_device(order.device)
     with reading():
         workload = load_source(order.source)
         if order.question is not None:
             told = foretell(workload, order.question, device_kind=device.kind)
-            return {"forecast": told.to_dict()}
-        if order.request is None:
-            return {"survey": survey(workload, device, scan_seconds=order.scan_seconds).to_dict()}
-    device.guard(order.request.limit_bytes)
-    return {"report": attempt(workload, device, order.request).to_dict()}
+            yield {"forecast": told.to_dict()}
+        elif order.request is None:
+            for found in surveys(workload, device, scan_seconds=order.scan_seconds):
+                yield {"survey": found.to_dict()}
+    if order.request is not None:
+        device.guard(order.request.limit_bytes)
+        yield {"report": attempt(workload, device, order.request).to_dict()}
 
 
 def load_source(source: Source) -> Workload:

@@ -24,6 +24,7 @@ from autotune.step.scaling import ScalingStepper
 from autotune.step.variants import channels_last
 from autotune.step.window import Stepper
 from autotune.trial.agreement import EXACT, ROUNDED, Gradients, difference, is_finite
+from autotune.trial.itself import watching
 from autotune.trial.shaking import Shake
 from autotune.trial.trajectory import (
     MOST_SAMPLES,
@@ -177,9 +178,10 @@ def _compare_split(stepper: Stepper, window: Sequence[Any]) -> str:
     halves = cut(whole, stepper.count(whole))
     if halves is None:
         return ""
-    reference = gradients(stepper, [whole])
+    with watching() as itself:
+        reference = gradients(stepper, [whole])
     found = gradients(stepper, halves)
-    tolerance = ROUNDED if _is_rounded(stepper) else EXACT
+    tolerance = ROUNDED if "amp" in itself or _is_rounded(stepper) else EXACT
     reason = difference(reference, found, moved=[], tolerance=tolerance)
     return f"split into micro-batches, {reason}" if reason else ""
 
@@ -196,15 +198,17 @@ def _compare_trajectories(
     batches = [_few(stepper, batch) for batch in islice(cycle(window), STEPS)]
     whole = [[batch] for batch in batches]
     windows = [_pieces(stepper, batch) for batch in batches]
-    reference = _followed_as(stepper, whole, config=baseline, blocks=blocks)
+    with watching() as itself:
+        reference = _followed_as(stepper, whole, config=baseline, blocks=blocks)
     is_split = _must_split_agree(config, baseline)
     found = _followed_as(stepper, windows if is_split else whole, config=config, blocks=blocks)
     has_layout = config.channels_last != baseline.channels_last
-    is_rounded = has_layout or _is_rounded(in_precision(stepper, config.amp))
+    is_rounded = has_layout or "amp" in itself or _is_rounded(in_precision(stepper, config.amp))
     tolerance = ROUNDED if is_rounded else EXACT
     reason = divergence(reference, found, moved=[], tolerance=tolerance)
     if reason:  # seldom, and so it is seldom looked at what rounding may do
-        dtype = AUTOCAST_DTYPES.get(config.amp, _dtype_of_convolutions(stepper))
+        amp = itself.get("amp", config.amp)
+        dtype = AUTOCAST_DTYPES.get(amp, _dtype_of_convolutions(stepper))
         moved = [_followed_shaken(stepper, batches, dtype, seed=seed) for seed in range(SHAKES)]
         reason = divergence(reference, found, moved=moved, tolerance=tolerance)
     return f"in steps as a whole, {reason}" if reason else ""

@@ -1,7 +1,8 @@
 """What a workload is, read once in a launch of its own before anything is tried."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from autotune.step.variants import (
     other_ways,
 )
 from autotune.trial.fingerprint import dataset_length, fingerprint
+from autotune.trial.itself import does_itself
 from autotune.trial.largest import Scan, batch_bytes, collate, find_largest, first_batches
 from autotune.trial.passes import seed_everything
 from autotune.trial.streams import repeats_by_worker
@@ -34,7 +36,16 @@ BATCHES_READ = 3
 
 
 def survey(workload: Workload, device: Device, *, scan_seconds: float) -> Survey:
+    """Return all that is found of a workload and a device; as `surveys`, which see."""
+    *_, whole = surveys(workload, device, scan_seconds=scan_seconds)
+    return whole
+
+
+def surveys(workload: Workload, device: Device, *, scan_seconds: float) -> Iterator[Survey]:
     """Build the model and the loader once, read some batches, and say what was found.
+
+    Then once more with what a forward pass on tensors without data shows: whatever user code may
+    do in it, what was found before is known.
 
     Args:
         workload: What is to be tuned.
@@ -45,16 +56,30 @@ def survey(workload: Workload, device: Device, *, scan_seconds: float) -> Survey
         WorkloadInvalid: If the model has nothing to train, or the loader gives nothing.
     """
     seed_everything(0)
-    facts = _read(workload, scan_seconds, device_kind=device.kind)
-    return Survey(workload=facts, device=device.facts(), overhead_bytes=device.process_bytes())
-
-
-def _read(workload: Workload, scan_seconds: float, *, device_kind: str) -> WorkloadFacts:
     model = workload.build_model(torch.device("cpu"))
-    optimizer = workload.build_optimizer(model)
     loader = _read_loader(workload)
     batches = first_batches(loader, BATCHES_READ)
     scan = find_largest(loader, seconds=scan_seconds)
+    found = Survey(
+        workload=_facts(workload, model, loader, batches, scan, device_kind=device.kind),
+        device=device.facts(),
+        overhead_bytes=device.process_bytes(),
+    )
+    yield found
+    itself = does_itself(workload, model, batches[0])
+    yield replace(found, workload=replace(found.workload, does_itself=itself))
+
+
+def _facts(
+    workload: Workload,
+    model: nn.Module,
+    loader: Iterable[Any],
+    batches: Sequence[Any],
+    scan: Scan,
+    *,
+    device_kind: str,
+) -> WorkloadFacts:
+    optimizer = workload.build_optimizer(model)
     blocks = _blocks(workload, model)
     seen = [*batches, *_extremes(loader, scan)]
     return WorkloadFacts(

@@ -1,4 +1,6 @@
-"""A precision that changes the mathematics is no answer, however fast it is."""
+"""What changes the mathematics is no answer, however fast it is."""
+
+from pathlib import Path
 
 import pytest
 
@@ -60,3 +62,53 @@ def test_the_reason_is_told(run: Ended) -> None:
     assert all(
         "not finite" in trial["reason"] or "gradient" in trial["reason"] for trial in invalid
     )
+
+
+PAIRED = """
+def loss_fn(model, batch):
+    if len(batch[0]) > 8:
+        time.sleep(0.05)  # by far the slowest, were it not the only one that is right
+    found = nn.functional.normalize(model(batch[0]), dim=1)
+    return nn.functional.cross_entropy(found @ found.T / 0.1, torch.arange(len(found)))
+"""
+"""Each sample is told from all others of its batch: of a smaller one that is another loss."""
+
+SPLIT = (
+    *("--knob", "batch_size=8,32"),
+    *("--knob", "num_workers=0"),
+    *("--knob", "amp=off"),
+    *("--knob", "threads=1"),
+)
+"""The split is all there is to choose."""
+
+
+def test_a_batch_that_its_loss_depends_on_is_kept(tmp_path: Path) -> None:
+    """Of 32 samples, though four times 8 would be faster; the report says why."""
+    script = write_workload(tmp_path, PAIRED)
+
+    ended = autotune(script, *SPLIT, "--trials", "16", "--time-budget", "60s")
+
+    assert ended.code == 0
+    assert (ended.config["batch_size"], ended.config["accumulation_steps"]) == (32, 1)
+    assert "the batch size stays at 32: split otherwise" in (ended.out / "report.md").read_text()
+
+
+ITSELF = """
+class Net(Net):
+    def forward(self, inputs):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return super().forward(inputs).float()
+"""
+
+
+def test_a_model_that_autocasts_by_itself_is_left_to_it(tmp_path: Path) -> None:
+    """No precision is put on top, and one line says so."""
+    script = write_workload(tmp_path, ITSELF)
+
+    ended = autotune(script, *NARROW[:4], "--trials", "8", "--time-budget", "60s")
+
+    report = (ended.out / "report.md").read_text()
+    assert ended.code == 0
+    assert {trial["config"]["amp"] for trial in ended.trials} == {"off"}
+    assert "by itself the workload autocasts to bf16" in report
+    assert "the model autocasts by itself, to bf16" in report

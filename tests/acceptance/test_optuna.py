@@ -193,7 +193,8 @@ def test_what_is_kept_is_the_best_trial(tmp_path: Path) -> None:
         return nn.functional.cross_entropy(model(batch[0]), batch[1])
     """
     script = write_workload(tmp_path, extra)
-    narrow = ("--knob", "amp=off", "--knob", "num_workers=0", "--knob", "batch_size=16,32")
+    fixed = ("amp=off", "num_workers=0", "threads=1", "optimizer_impl=default", "batch_size=16,32")
+    narrow = [word for knob in fixed for word in ("--knob", knob)]
 
     run = autotune(script, *narrow, *UNHURRIED)
 
