@@ -15,11 +15,11 @@ if at most one in 50 searches claims a gain; and with `--baselines` if our media
 a fifth of plain TPE's on all landscapes but one, and on that no worse.
 
 With 30 seeds a correct build fails by chance in about one run in 100. Of searches on `vision_data`
-and `cnn_compute` three in ten end above 0.5 % (by 0.1 and more: the median moves over it if sixteen
-of 30 do, once in 150 runs), of those on `nlp_varlen` two in ten; one search in 300 ends above 2.5 %,
-and it takes two of 30 on one landscape. Of 150 jittered landscapes one is expected beyond 3 %, five
-are seen once in 250 runs; of 200 null twins none was ever claimed. Against TPE medians of ten seeds
-vary by half, so that 30 are to be taken; on `nlp_varlen` both are as good.
+and `cnn_compute` three in ten end above 0.5 % (by 0.1 and more: the median moves over it if
+sixteen of 30 do, once in 150 runs), of those on `nlp_varlen` two in ten; one search in 300 ends
+above 2.5 %, and it takes two of 30 on one landscape. Of 150 jittered landscapes one is expected
+beyond 3 %, five are seen once in 250 runs; of 200 null twins none was ever claimed. Against TPE
+medians of ten seeds vary by half, so that 30 are to be taken; on `nlp_varlen` both are as good.
 """
 
 import argparse
