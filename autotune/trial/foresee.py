@@ -32,7 +32,7 @@ from autotune.trial.largest import (
     is_scannable,
 )
 from autotune.trial.launch import reading
-from autotune.trial.passes import seed_everything
+from autotune.trial.seeds import seed_everything
 from autotune.trial.survey import describe_batch
 from autotune.workload import Workload
 

@@ -25,6 +25,7 @@ from autotune.step.variants import channels_last
 from autotune.step.window import Stepper
 from autotune.trial.agreement import EXACT, ROUNDED, Gradients, difference, is_finite
 from autotune.trial.itself import watching
+from autotune.trial.seeds import seed_everything
 from autotune.trial.shaking import Shake
 from autotune.trial.trajectory import (
     MOST_SAMPLES,
@@ -32,7 +33,6 @@ from autotune.trial.trajectory import (
     Trajectory,
     divergence,
     follow,
-    seed_for_comparison,
 )
 
 SHAKES = 3
@@ -197,17 +197,16 @@ def _compare_trajectories(
     """Compare some optimizer steps of a config, in all that it does otherwise, with as many."""
     batches = [_few(stepper, batch) for batch in islice(cycle(window), STEPS)]
     whole = [[batch] for batch in batches]
-    windows = [_pieces(stepper, batch) for batch in batches]
     with watching() as itself:
         reference = _followed_as(stepper, whole, config=baseline, blocks=blocks)
-    is_split = _must_split_agree(config, baseline)
-    found = _followed_as(stepper, windows if is_split else whole, config=config, blocks=blocks)
+    windows = [_pieces(stepper, batch, config, baseline) for batch in batches]
+    found = _followed_as(stepper, windows, config=config, blocks=blocks)
+    amp = itself.get("amp", config.amp)
     has_layout = config.channels_last != baseline.channels_last
-    is_rounded = has_layout or "amp" in itself or _is_rounded(in_precision(stepper, config.amp))
-    tolerance = ROUNDED if is_rounded else EXACT
+    is_exact = amp == "off" and not has_layout and not _is_rounded(stepper)
+    tolerance = EXACT if is_exact else ROUNDED
     reason = divergence(reference, found, moved=[], tolerance=tolerance)
     if reason:  # seldom, and so it is seldom looked at what rounding may do
-        amp = itself.get("amp", config.amp)
         dtype = AUTOCAST_DTYPES.get(amp, _dtype_of_convolutions(stepper))
         moved = [_followed_shaken(stepper, batches, dtype, seed=seed) for seed in range(SHAKES)]
         reason = divergence(reference, found, moved=moved, tolerance=tolerance)
@@ -234,9 +233,10 @@ def _few(stepper: Stepper, batch: Any) -> Any:
     return batch if pieces is None else _few(stepper, pieces[0])
 
 
-def _pieces(stepper: Stepper, batch: Any) -> list[Any]:
-    """Return a batch in two pieces, or whole where it cannot be cut."""
-    return cut(batch, stepper.count(batch)) or [batch]
+def _pieces(stepper: Stepper, batch: Any, config: Config, baseline: Config) -> list[Any]:
+    """Return a batch as a config steps it: in two pieces if it has to agree so, and can be cut."""
+    pieces = cut(batch, stepper.count(batch)) if _must_split_agree(config, baseline) else None
+    return pieces or [batch]
 
 
 def _followed_shaken(
@@ -271,7 +271,7 @@ def gradients(stepper: Stepper, window: Sequence[Any]) -> Gradients:
 
 
 def _gradients_at(stepper: Stepper, window: Sequence[Any], *, scale: float) -> Gradients:
-    seed_for_comparison()
+    seed_everything(0)
     if isinstance(stepper, ScalingStepper):
         stepper = in_precision(stepper, "fp16", init_scale=scale)
     stepper.model.zero_grad(set_to_none=True)

@@ -24,8 +24,9 @@ from autotune.step.batch import BatchUnclear, count_samples
 from autotune.step.loss import LossUnclear
 from autotune.step.make import make_stepper
 from autotune.trial.measure import PATIENCE
-from autotune.trial.passes import Bench, Unusable, seed_everything
+from autotune.trial.passes import Bench, Unusable
 from autotune.trial.pressure import Pressure
+from autotune.trial.seeds import seed_everything
 from autotune.workload import Workload
 
 MODEL_SEED = 0

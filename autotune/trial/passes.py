@@ -1,14 +1,12 @@
 """What a launch does for each purpose, with model, optimizer and loader built anew."""
 
 import gc
-import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, replace
 from itertools import cycle, pairwise
 from typing import Any
 
-import numpy as np
 import torch
 
 from autotune.device.base import Device, Meter
@@ -38,6 +36,7 @@ from autotune.trial.measure import (
     time_cycles,
 )
 from autotune.trial.pressure import cliff
+from autotune.trial.seeds import seed_everything
 from autotune.trial.skips import never_made, scale_of, seldom_made, step_until_made
 from autotune.workload import Workload
 
@@ -58,13 +57,6 @@ a third adds nothing."""
 
 class Unusable(Exception):
     """A launch ran, but what it gave must not be used; the text says why."""
-
-
-def seed_everything(seed: int) -> None:
-    """Seed the random numbers of Python, NumPy and PyTorch."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002  # the global one is what data sets use
-    torch.manual_seed(seed)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -246,8 +238,7 @@ def _time_training(bench: Bench) -> Outcome:
 
 def _warm(bench: Bench, window: list[Any]) -> None:
     """Make a step; in fp16 until one is not skipped: the scale is too large at first."""
-    _, skips = step_until_made(bench.stepper, window)
-    if skipping := never_made(skips):
+    if skipping := never_made(step_until_made(bench.stepper, window)[1]):
         raise Unusable(skipping)
 
 
@@ -290,13 +281,10 @@ def _retries(meter: Meter | None) -> int:
 
 
 def _require_sound(cycles: list[Cycle], losses: list[torch.Tensor], *, is_cuda: bool) -> None:
-    """Refuse steps that did not run, whose time fell off a cliff, or whose loss is no number.
-
-    On a CPU it is other work that makes steps many times as slow, and no memory.
-    """
+    """Refuse steps that did not run, or whose loss is no number, or whose time fell off a cliff."""
     if not cycles:
         raise Unusable("no step ran")
-    if is_cuda and (slowed := cliff(cycles)):
+    if is_cuda and (slowed := cliff(cycles)):  # on a CPU other work makes steps slow, not memory
         raise Unusable(slowed)
     if not all(bool(torch.isfinite(loss)) for loss in losses):
         raise Unusable("the loss is not finite")

@@ -27,7 +27,7 @@ from autotune.step.variants import (
 from autotune.trial.fingerprint import dataset_length, fingerprint
 from autotune.trial.itself import does_itself
 from autotune.trial.largest import Scan, batch_bytes, collate, find_largest, first_batches
-from autotune.trial.passes import seed_everything
+from autotune.trial.seeds import seed_everything
 from autotune.trial.streams import repeats_by_worker
 from autotune.workload import Workload, accepted_settings
 

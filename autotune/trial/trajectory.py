@@ -5,19 +5,18 @@ make of them; here the losses of some steps are compared, and where the weights 
 """
 
 import math
-import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from autotune.step.restore import borrowed
 from autotune.step.window import Stepper
 from autotune.trial.agreement import SENSITIVITY, Tolerance
+from autotune.trial.seeds import seed_everything
 from autotune.trial.skips import MOST_SKIPS, never_made, step_until_made
 
 STEPS = 3
@@ -72,7 +71,7 @@ def follow(
     with borrowed(stepper.model, stepper.optimizer):
         before = _weights(stepper.model)
         for number, window in enumerate(windows):
-            seed_for_comparison(number)
+            seed_everything(number)  # what is compared draws the same
             with around or nullcontext():
                 loss, skipped = step_until_made(stepper, window, most_skips=MOST_SKIPS - skips)
             skips += skipped
@@ -81,13 +80,6 @@ def follow(
     stepper.optimizer.zero_grad(set_to_none=True)
     moved = {name: after[name] - value for name, value in before.items()}
     return Trajectory(losses=tuple(losses), moved=moved, skips=skips)
-
-
-def seed_for_comparison(number: int = 0) -> None:
-    """Seed all random numbers: what is compared draws the same ones."""
-    random.seed(number)
-    np.random.seed(number)  # noqa: NPY002  # the global one is what models use
-    torch.manual_seed(number)
 
 
 def divergence(

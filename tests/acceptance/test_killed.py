@@ -44,7 +44,7 @@ def loader_fn(batch_size=32, num_workers=0):
 autotune_options = {
     "baseline": {"batch_size": 8, "accumulation_steps": 4},
     "space": {"amp": ["off"], "threads": [1], "batch_size": [8, 32]},
-    "trials": 36,
+    "trials": 60,
     "memory": "1GiB",  # that of the machine may be another for the next run
     "time_budget": "90s",
 }
