@@ -11,7 +11,7 @@ use: a window of steps after a few, the median step, a few batches of a loader.
 - *an optimizer's step is seldom*: a window of micro-batches holds too many of it or too few.
 
 The exit code is 0 where each naive way is off by at least its factor and ours is within 5 % of the
-truth, by the median of the rounds. ROUNDS_SEEN
+truth, by the median of the rounds.
 """
 
 import argparse
