@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -109,6 +110,26 @@ def test_study_is_known_by_its_tables(tmp_path: Path) -> None:
 
     assert is_ours(ours)
     assert not is_ours(other)
+
+
+def test_study_of_a_run_killed_in_a_transaction_is_known(tmp_path: Path) -> None:
+    """Its database has to be rolled back before it can be read, and then holds what it held."""
+    path, torn = tmp_path / STUDY, tmp_path / "torn"
+    _make_study(path)
+    torn.mkdir()
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("PRAGMA cache_size = 1")  # so that pages are written before the end
+        database.execute("BEGIN")
+        database.execute("CREATE TABLE more (text)")
+        database.executemany("INSERT INTO more VALUES (?)", [("x" * 4096,)] * 64)
+        for written in tmp_path.glob(f"{STUDY}*"):
+            shutil.copy(written, torn)
+    assert (torn / f"{STUDY}-journal").stat().st_size > 0
+
+    assert is_ours(torn / STUDY)
+
+    with closing(sqlite3.connect(torn / STUDY)) as database:
+        assert not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'more'").fetchall()
 
 
 def test_earlier_records_are_kept_beside(tmp_path: Path) -> None:

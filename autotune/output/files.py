@@ -246,8 +246,12 @@ def _read(path: Path) -> str:
 
 
 def _is_study(path: Path) -> bool:
+    """Whether it is Optuna's, also where a run was killed in the middle of a transaction.
+
+    Such a database has to be rolled back before it can be read, so it is opened for writing.
+    """
     try:
-        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=rw", uri=True)) as database:
             rows = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
             return {name for (name,) in rows} >= _OPTUNA_TABLES
     except sqlite3.DatabaseError:
