@@ -22,7 +22,8 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_finish() -> None:
-    """Leave the tests themselves out of garbage collection, which every launch here asks for."""
+@pytest.fixture(scope="module", autouse=True)
+def _left_alone() -> None:
+    """Leave what was imported out of garbage collection, which every launch here asks for."""
     gc.collect()
     gc.freeze()

@@ -85,6 +85,7 @@ def test_a_long_plan_keeps_to_none_and_all(monkeypatch: pytest.MonkeyPatch) -> N
     ]
 
 
+@pytest.mark.slow
 def test_what_is_said_to_fit_fits_for_real() -> None:
     """Within the limit and its margin, as the tracker counts two real steps."""
     found = planned("512KiB", model=model_fn())
@@ -119,6 +120,7 @@ def test_a_gpu_need_not_be_there() -> None:
     assert found.sizes[0].cells[0].estimate.peak_bytes > 2**29
 
 
+@pytest.mark.slow
 def test_one_size_may_come_alone() -> None:
     """As bytes too."""
     found = plan(model_fn, data(), memory=2**20, device="cpu")
@@ -126,6 +128,7 @@ def test_one_size_may_come_alone() -> None:
     assert [size.limit_bytes for size in found.sizes] == [2**20]
 
 
+@pytest.mark.slow
 def test_random_numbers_are_as_before() -> None:
     """The caller's process is given back."""
     torch.manual_seed(3)

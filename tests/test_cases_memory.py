@@ -741,6 +741,7 @@ def _traced(
     return trace
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_workspace", [False, True])
 @pytest.mark.parametrize("cell", [Cell(), Cell(amp="bf16", checkpointing="full")], ids=str)
 @pytest.mark.parametrize("name", TEN)

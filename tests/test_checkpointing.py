@@ -204,6 +204,7 @@ NAMES = ["batch-norm", "shared-block", "frozen-below", "bert", "gpt2-cache", "t5
 NAMES += ["attention", "attention-dropout"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("amp", [False, True], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("make", "loss_of"), MODELS, ids=NAMES)

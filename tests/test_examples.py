@@ -329,6 +329,7 @@ def test_workers_follow_the_epoch(bert: ModuleType, capfd: pytest.CaptureFixture
 # --- bert: the model ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_model_learns(bert: ModuleType) -> None:
     """The model's own loss falls within a few steps of AdamW at its defaults."""
     torch.manual_seed(0)

@@ -351,6 +351,7 @@ def test_written_steps_are_the_measured_steps(name: str, amp: str) -> None:
     assert are_equal(model, twin)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CHECKPOINTING[1:])
 @pytest.mark.parametrize("name", ["named", "shifted labels", "running statistics"])
 def test_checkpointed_steps_are_the_measured_steps(name: str, kind: str) -> None:
@@ -424,6 +425,7 @@ VARIED += [("parts", {"optimizer_impl": name}) for name in ("foreach", "fused")]
 VARIED += [("parts", {"optimizer_impl": "fused", "channels_last": True, "amp": "fp16"})]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "changes"), VARIED)
 def test_other_layouts_and_optimizers_are_the_measured_ones(
     name: str, changes: dict[str, Any]

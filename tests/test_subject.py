@@ -176,6 +176,7 @@ def _values(cell: Cell) -> tuple[str, str, bool, str]:
     return cell.amp, cell.checkpointing, cell.is_accumulated, cell.optimizer_impl
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cell", CELLS[::3])
 def test_a_single_pass_tells_as_much_as_a_pair(cell: Cell) -> None:
     """The splice of a pass into a pair is the pair that would be traced."""

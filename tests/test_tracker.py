@@ -419,6 +419,7 @@ class Fault(TorchDispatchMode):
         return result
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_collection")
 @pytest.mark.parametrize("is_after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("is_checkpointed", [False, True], ids=["plain", "checkpointed"])

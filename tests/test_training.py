@@ -162,6 +162,7 @@ def losses_of(loop: ModuleType) -> list[Tensor]:
     return losses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, STEPS, STEPS + 2])
 @pytest.mark.parametrize("case", CASES)
 def test_a_run_that_was_interrupted_is_the_run_that_was_not(
